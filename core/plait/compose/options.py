@@ -17,6 +17,10 @@ class Options(Repository):
     Here ./conf, `hydra.searchpath` and --config-dir come before installed packages, the last of them first.
     """
 
+    def __init__(self, search_path: Any) -> None:
+        super().__init__(search_path)
+        self._known: dict[str, list[Any]] = {}  # an option's path -> the sources that have it
+
     def load_config(self, config_path: str) -> Any:
         """Raises PlaitError if it is an option of two packages, and the user has none of that name."""
         if "/" in config_path and len(places := self._places(config_path)) > 1:
@@ -26,7 +30,7 @@ class Options(Repository):
         return super().load_config(config_path)
 
     def preferred(self, config_path: str) -> Any:
-        return self._own(config_path) if "/" in config_path else None
+        return self._own(config_path) or next(iter(self._folders(config_path)), None) if "/" in config_path else None
 
     def _own(self, config_path: str) -> Any:
         """The user's folder that has it; None if there is none."""
@@ -43,4 +47,13 @@ class Options(Repository):
         return places
 
     def _folders(self, config_path: str) -> list[Any]:
-        return [s for s in self.sources if s.scheme() in ("file", "pkg") and s.is_config(config_path)]
+        """Those that have it, in order; asked once, since each of Hydra's sources resolves every link on its path."""
+        if config_path not in self._known:
+            self._known[config_path] = [source for source in self.sources if _has(source, config_path)]
+        return self._known[config_path]
+
+
+def _has(source: Any, config_path: str) -> bool:
+    if source.scheme() == "file":
+        return os.path.isfile(os.path.join(source.path, f"{config_path.removesuffix('.yaml')}.yaml"))
+    return source.scheme() == "pkg" and source.is_config(config_path)

@@ -1,6 +1,9 @@
 """The entry points of the installed distributions, without the leftovers that pip ignores."""
 
+import functools
+import os
 import re
+import sys
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -32,14 +35,22 @@ class Entry:
 def entry_points(*groups: str) -> list[Entry]:
     """The entry points in `groups`, sorted by group, name and distribution. Imports none of them."""
     by_distribution: dict[str, list[Entry]] = {}
-    for distribution in metadata.distributions():
-        entries = _entries(distribution, groups)
-        key = re.sub(r"[-_.]+", "-", entries[0].distribution).lower() if entries else ""
-        if entries and (key not in by_distribution or (by_distribution[key][0].damaged and not entries[0].damaged)):
-            by_distribution[key] = entries  # of two, the first on sys.path: it is the one that Python imports
+    for folder in dict.fromkeys(map(os.path.abspath, sys.path)):
+        for entries in _in_folder(folder, os.stat(folder).st_mtime_ns if os.path.exists(folder) else 0, groups):
+            key = re.sub(r"[-_.]+", "-", entries[0].distribution).lower()
+            if key not in by_distribution or (by_distribution[key][0].damaged and not entries[0].damaged):
+                by_distribution[key] = entries  # of two, the first on sys.path: it is the one that Python imports
     return sorted(
         (e for entries in by_distribution.values() for e in entries), key=lambda e: (e.group, e.name, e.distribution)
     )
+
+
+@functools.lru_cache(256)
+def _in_folder(folder: str, changed: int, groups: tuple[str, ...]) -> list[list[Entry]]:
+    """The entry points of each distribution in a folder of `sys.path`, which last changed then: reading the metadata of
+    all takes a while."""
+    found = (_entries(distribution, groups) for distribution in metadata.distributions(path=[folder]))
+    return [entries for entries in found if entries]
 
 
 def _entries(distribution: metadata.Distribution, groups: Iterable[str]) -> list[Entry]:

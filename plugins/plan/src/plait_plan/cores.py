@@ -7,7 +7,6 @@ from typing import Any
 
 from plait.host import can_fork, cores, processes
 
-
 WARM: set[Callable[..., Any]] = set()  # what this process has done, so that its forks find torch's caches filled
 
 
