@@ -11,7 +11,7 @@ from torch import nn
 
 from plait import whole_tensor
 from plait.testing import Parallel
-from tests.helpers import foreign
+from tests.helpers import foreign, foreign_parts
 
 
 @attrs.frozen
@@ -182,6 +182,14 @@ BUGS = {
     "packed documents see each other": Bug(
         *("transformers #46634", without_borders, {"dp": 2}, "documents"),
         *("tokens.weight", "documents see each other"),
+    ),
+    "labels smoothed over a part of the vocabulary": Bug(
+        *("Megatron-LM #7464", foreign_parts.divided_head, {"tp": 2}, "gradients", "tokens.weight"),
+        *("part of the vocabulary", "tp", {"loss": foreign_parts.smoothed(whole=False)}),
+    ),
+    "places of other ranks' experts learn": Bug(
+        *("transformers #48687", foreign_parts.divided_experts(hidden=False), {"tp": 2}, "gradients", "tokens.weight"),
+        *("masked places", "tp", {"build": foreign_parts.Mixed}),
     ),
     "dead gradients": Bug("a parity test on dead models", dead, {"dp": 2}, "gradients", "tokens.weight", "dead"),
     "a norm of one rank's shards": Bug("AReaL #312", own_norm, {"dp": 2}, "norm"),

@@ -11,7 +11,7 @@ from torch import nn
 from plait import PlaitError
 from plait.testing import Parallel, compare, raises_about, random_tokens
 from plait_testing.foreign.rounding import _of_numbers
-from tests.helpers import foreign
+from tests.helpers import foreign, foreign_parts
 from tests.helpers.foreign import RIGHT, comparison, right
 from tests.helpers.foreign_bugs import BUGS
 
@@ -85,6 +85,34 @@ def test_a_mistake_is_named(plait_ranks, name):
     named = (first.question, first.parameter, first.cause.kind, first.cause.axis)
     assert named == (bug.question, bug.parameter, bug.kind, bug.axis), report.text()
     assert first.cause.sentence in report.text()
+
+
+def smooths(whole):
+    given = {"loss": foreign_parts.smoothed(whole), "off": {"documents": "it takes no positions"}}
+    return comparison(foreign_parts.divided_head, {"tp": 2}, **given)
+
+
+def routes(hidden):
+    off = {"norm": "parts by hand", "saved": "parts by hand"}
+    return comparison(foreign_parts.divided_experts(hidden), {"tp": 2}, build=foreign_parts.Mixed, off=off)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", [smooths, routes])
+def test_parts_of_experts_and_of_a_vocabulary_agree(plait_ranks, made):
+    report = compare(made(True), plait_ranks)
+    assert report.agrees, report.text()
+    assert sum(status == "ok" for status in found(report).values()) >= 8, report.text()
+
+
+@pytest.mark.slow
+def test_where_backward_first_goes_wrong(plait_ranks):
+    smoothed = compare(smooths(False), plait_ranks)
+    assert (smoothed.backward.module, smoothed.backward.after) == ("", ""), smoothed.text()
+    routed = compare(routes(False), plait_ranks)
+    assert routed.backward.module == "blocks.1.experts", routed.text()
+    assert routed.first.last == "blocks.1.router.weight", routed.text()
+    assert routed.backward.what in routed.text()
 
 
 def louder(model, mesh):

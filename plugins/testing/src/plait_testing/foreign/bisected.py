@@ -1,18 +1,19 @@
 """Where activations first differ: what every module returned on each rank, beside what it returned in one process."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from plait_testing.foreign.held import copied, plain_name
 from plait_testing.foreign.subject import Comparison
 from plait_testing.torch_internals import tree_leaves
 
 Outputs = dict[str, Tensor]
+GETS, RETURNS = "gets", "returns"
+Key = tuple[str, str, int]  # a module, GETS or RETURNS, and which of its tensors
 
 
 @attrs.frozen
@@ -27,25 +28,62 @@ class Diverged:
     off: float
 
 
+@attrs.define
+class Looked:
+    """What one process, or a rank, saw of modules. values: what they got and returned; gradients: those of `values`, in
+    the order of backward; kinds: the classes of modules. All tensors are whole if they are DTensors."""
+
+    values: dict[Key, Tensor] = attrs.Factory(dict)
+    gradients: dict[Key, Tensor] = attrs.Factory(dict)
+    kinds: dict[str, str] = attrs.Factory(dict)
+
+    def outputs(self) -> Outputs:
+        """The first tensor that each module returned, in the order in which they ended."""
+        found: Outputs = {}
+        for (module, side, _), value in self.values.items():
+            if side == RETURNS:
+                found.setdefault(module, value)
+        return found
+
+
 class Looking:
-    """Keeps the first output of each module, in the order in which they end. `look` is called with the model."""
+    """Keeps what each module gets and returns in its first call, with the gradients. `look` is called with the model,
+    `done` after backward."""
 
     def __init__(self) -> None:
-        self.outputs: Outputs = {}
-        self.kinds: dict[str, str] = {}
+        self.looked = Looked()
+        self.keys: dict[int, tuple[Tensor, list[Key]]] = {}  # by id: what a module returns is what the next one gets
 
     def look(self, model: nn.Module) -> None:
         for name, module in model.named_modules():
-            module.register_forward_hook(self._keeping(plain_name(f"{name}.").removesuffix(".")))
+            plain = plain_name(f"{name}.").removesuffix(".")
+            self.looked.kinds.setdefault(plain, type(module).__name__)
+            module.register_forward_pre_hook(lambda _, *got, at=plain: self._keep(at, GETS, got), with_kwargs=True)
+            module.register_forward_hook(lambda module, got, returned, at=plain: self._keep(at, RETURNS, returned))
 
-    def _keeping(self, name: str) -> Callable[..., None]:
-        def keep(module: nn.Module, _: Any, output: Any) -> None:
-            found = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)), None)
-            if name not in self.outputs and found is not None and found.is_floating_point():
-                self.outputs[name] = copied(found) if isinstance(found, DTensor) else found.detach().cpu().clone()
-                self.kinds[name] = type(module).__name__
+    def done(self) -> Looked:
+        """Collective, if modules return DTensors."""
+        gradients = self.looked.gradients
+        whole = {key: copied(gradients[key]) for key in sorted(gradients)}  # in one order on all ranks
+        self.looked.gradients = {key: whole[key] for key in gradients}
+        return self.looked
 
-        return keep
+    def _keep(self, module: str, side: str, tensors: Any) -> None:
+        leaves = [leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor)]
+        for place, leaf in enumerate(leaves):
+            key = (module, side, place)
+            if key in self.looked.values or not leaf.is_floating_point():
+                continue
+            self.looked.values[key] = copied(leaf)
+            if leaf.requires_grad:
+                _, keys = self.keys.setdefault(id(leaf), (leaf, []))
+                keys.append(key)
+                if len(keys) == 1:
+                    leaf.register_hook(lambda grad, keys=keys: self._keep_gradient(keys, grad))
+
+    def _keep_gradient(self, keys: Sequence[Key], grad: Tensor) -> None:
+        for key in reversed(keys):  # the last that got it is the first in backward
+            self.looked.gradients[key] = grad.detach().clone()
 
 
 def first_apart(
@@ -59,36 +97,36 @@ def first_apart(
         if any(each is None for each in found):
             continue
         own = [each for each in found if each is not None]
-        fine = _agrees(comparison, own, right, within)
+        fine = agrees(comparison, own, right, within)
         if fine:
             before = name
         elif fine is False:
-            rank, off = _first(comparison, own, right, within)
+            rank, off = first(comparison, own, right, within)
             return Diverged(name, kinds[name], before, rank, off)
     return None
 
 
-def _rows(comparison: Comparison, right: Tensor, rank: int) -> Tensor:
+def rows(comparison: Comparison, right: Tensor, rank: int) -> Tensor:
     ranks = comparison.data_ranks
     if ranks == 1 or right.dim() == 0 or right.shape[0] % ranks:
         return right
     return right.chunk(ranks)[comparison.data_rank(rank)]
 
 
-def _agrees(comparison: Comparison, found: Sequence[Tensor], right: Tensor, within: float) -> bool | None:
+def agrees(comparison: Comparison, found: Sequence[Tensor], right: Tensor, within: float) -> bool | None:
     """None: the shapes say nothing."""
     known = False
-    wanted = [_rows(comparison, right, rank) for rank in range(len(found))]
+    wanted = [rows(comparison, right, rank) for rank in range(len(found))]
     for forms in _forms(comparison, found):
         known |= all(a.shape == b.shape for a, b in zip(forms, wanted, strict=True))
-        if all(_near(a, b, within) for a, b in zip(forms, wanted, strict=True)):
+        if all(near(a, b, within) for a, b in zip(forms, wanted, strict=True)):
             return True
     for axis, size in comparison.mesh.items():  # a part that every rank along the axis has of what one process has
         for dim in range(right.dim()) if size > 1 else ():
             if all(w.shape[dim] % size == 0 for w in wanted if w.dim() > dim):
                 parts = [w.chunk(size, dim)[comparison.place(r)[axis]] for r, w in enumerate(wanted)]
                 known |= all(a.shape == b.shape for a, b in zip(found, parts, strict=True))
-                if all(_near(a, b, within) for a, b in zip(found, parts, strict=True)):
+                if all(near(a, b, within) for a, b in zip(found, parts, strict=True)):
                     return True
     return False if known else None
 
@@ -106,13 +144,13 @@ def _forms(comparison: Comparison, found: Sequence[Tensor]) -> Iterator[Sequence
             yield summed
 
 
-def _first(comparison: Comparison, found: Sequence[Tensor], right: Tensor, within: float) -> tuple[int, float]:
+def first(comparison: Comparison, found: Sequence[Tensor], right: Tensor, within: float) -> tuple[int, float]:
     for rank, each in enumerate(found):
-        wanted = _rows(comparison, right, rank)
-        if each.shape == wanted.shape and not _near(each, wanted, within):
+        wanted = rows(comparison, right, rank)
+        if each.shape == wanted.shape and not near(each, wanted, within):
             return rank, float((each.double() - wanted.double()).norm() / max(float(wanted.double().norm()), 1e-30))
     return 0, float("nan")
 
 
-def _near(a: Tensor, b: Tensor, within: float) -> bool:
+def near(a: Tensor, b: Tensor, within: float) -> bool:
     return a.shape == b.shape and float((a.double() - b.double()).norm()) <= within * float(b.double().norm())

@@ -66,7 +66,7 @@ def _near(within: float) -> Callable[[Tensor, Tensor], bool]:
 Equal = Callable[[Tensor, Tensor], bool]
 
 
-def _groups(comparison: Comparison, axis: str) -> Iterator[list[int]]:
+def groups(comparison: Comparison, axis: str) -> Iterator[list[int]]:
     """The ranks along `axis`, for each place along the others."""
     places: dict[tuple[int, ...], list[int]] = {}
     for rank in range(comparison.world):
@@ -77,7 +77,7 @@ def _groups(comparison: Comparison, axis: str) -> Iterator[list[int]]:
 
 def _differ(comparison: Comparison, found: Sequence[Tensor], axis: str, same: Equal) -> bool:
     """Whether ranks along `axis` hold other gradients of what should be one."""
-    return any(not same(found[r], found[group[0]]) for group in _groups(comparison, axis) for r in group[1:])
+    return any(not same(found[r], found[group[0]]) for group in groups(comparison, axis) for r in group[1:])
 
 
 def _of_copies(comparison: Comparison, found: Sequence[Tensor], right: Tensor, axis: str, same: Equal) -> Cause:

@@ -19,10 +19,11 @@ from torch import Tensor
 from plait import PlaitError
 from plait.host import Scratch, check_ranks
 from plait_testing.declared import failed, noted
-from plait_testing.finding import Finding
+from plait_testing.finding import LOSS, Finding
 from plait_testing.foreign import asked, guesses
 from plait_testing.foreign.asked import PLAIN, Answer
-from plait_testing.foreign.bisected import Diverged, Looking, first_apart
+from plait_testing.foreign.astray import Astray, first_astray
+from plait_testing.foreign.bisected import Looked, Looking, first_apart
 from plait_testing.foreign.causes import Cause, cause, of_losses
 from plait_testing.foreign.report import First, Report
 from plait_testing.foreign.rounding import Bounds
@@ -35,6 +36,8 @@ UNCLEAR = ("other", "part", "parts scaled", "copies differ", "not summed, scaled
 DIED = re.compile(r"the process of rank \d+ died \(exit code [^)]*\)")
 LIBRARY = re.compile(r"site-packages|plait_testing|/lib/python3|^<")
 PLAINLY = 1e-6  # two gradients that are this near are one
+ROUNDED = {"float32": 1e-3, "bfloat16": 0.1}  # activations and their gradients that are this near are one
+AT_ONCE = ("gradients", "unequal", "frozen")  # questions whose mistake shows in a plain batch too
 
 
 def compare(comparison: Comparison, pool: Pool | None = None) -> Report:
@@ -72,9 +75,18 @@ class _Compared:
             answers += self._answers(variant, self.comparison.patience + AS_LONG * alone)
         found = {answer.key: answer for answer in answers}
         first = self._first(found)
-        forward = None if found["loss"].fine or PLAIN not in self.ranks else self._forward()
+        forward = backward = None
+        unclear = first is not None and first.cause.kind in UNCLEAR and first.question in AT_ONCE
+        if (unclear or not found["loss"].fine) and PLAIN in self.ranks and (looked := self._looked()) is not None:
+            one, ranks = looked
+            if not found["loss"].fine:
+                outputs = [each.outputs() for each in ranks]
+                forward = first_apart(self.comparison, one.outputs(), one.kinds, outputs, self._rounding(LOSS))
+            if first is not None and unclear and forward is None:
+                backward = first_astray(self.comparison, one, ranks, self._rounding(PLAINLY))
+                first = _explained(first, backward)
         both = (alone, time.monotonic() - started - alone)
-        return Report(self.comparison, about["model"], about["parameters"], answers, first, forward, both)
+        return Report(self.comparison, about["model"], about["parameters"], answers, first, forward, backward, both)
 
     def _call(self, fn: Any, *args: Any, world: int, timeout: float | None = None) -> Any:
         """What the first rank answers; a str: what the code under test raised. Raises its PlaitErrors."""
@@ -141,16 +153,16 @@ class _Compared:
         guess, factor = match
         return Cause(guess.kind, guess.sentence, factor=factor)
 
-    def _forward(self) -> Diverged | None:
-        done = self._call(_look, self.comparison, self.folder, False, world=1)
-        if isinstance(done, str) or isinstance(
-            self._call(_look, self.comparison, self.folder, True, world=self.comparison.world), str
-        ):
-            return None
-        outputs, kinds = self._read("forward")
-        ranks = [each for each, _ in self._read_all("forward")]
-        bound = self.bounds[PLAIN].loss if self.comparison.dtype == "float64" else 0.1
-        return first_apart(self.comparison, outputs, kinds, ranks, bound)
+    def _looked(self) -> tuple[Looked, list[Looked]] | None:
+        """What modules got and returned in one process, and on each rank; None if the code raises an error."""
+        for ranks, world in ((False, 1), (True, self.comparison.world)):
+            if isinstance(self._call(_look, self.comparison, self.folder, ranks, world=world), str):
+                return None
+        return self._read("looked"), self._read_all("looked")
+
+    def _rounding(self, exact: float) -> float:
+        """How far activations may be apart: `exact` in float64."""
+        return exact if self.comparison.dtype == "float64" else ROUNDED[self.comparison.dtype]
 
     def _read_all(self, name: str) -> list[Any]:
         """What each rank wrote under this name."""
@@ -159,6 +171,13 @@ class _Compared:
     def _read(self, name: str) -> Any:
         """What our own ranks wrote, of any type: the folder is one that only this user can read."""
         return torch.load(self.folder / f"{name}.pt", weights_only=False)
+
+
+def _explained(first: First, backward: Astray | None) -> First:
+    """With the cause that the gradients of activations prove."""
+    if backward is None or backward.cause is None:
+        return first
+    return attrs.evolve(first, cause=backward.cause, last_cause=first.last_cause and backward.cause)
 
 
 @contextlib.contextmanager
@@ -226,8 +245,7 @@ def _look(comparison: Comparison, folder: Path, ranks: bool) -> None:
             comparison = attrs.evolve(comparison, dtype="float64", rounded=None)
             values = {name: value.double() for name, value in values.items()}
         run(comparison, Variant(PLAIN), values, ranks=ranks, look=looking.look)
-        name = f"forward-{dist.get_rank()}.pt" if ranks else "forward.pt"
-        torch.save((looking.outputs, looking.kinds), folder / name)
+        torch.save(looking.done(), folder / (f"looked-{dist.get_rank()}.pt" if ranks else "looked.pt"))
 
 
 def _stuck(said: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from plait_testing.foreign.asked import WORDS, Answer
+from plait_testing.foreign.astray import Astray
 from plait_testing.foreign.bisected import Diverged
 from plait_testing.foreign.causes import Cause
 from plait_testing.foreign.subject import Comparison
@@ -41,6 +42,8 @@ class Report:
     first:      the first wrong parameter in forward order, in the first question with wrong gradients: its `parameter`,
                 `off`, `lies` and `cause`, which has `kind`, `axis`, `factor` and `sentence`.
     forward:    where activations first differ, if the loss does: the `module`, and the one `before` that agrees.
+    backward:   where gradients of activations first go wrong, if no pattern of the parameter's gradient fits: the
+                `module`, `what` it gets or returns, and what is right `after` it, in backward's order.
     seconds:    of one process, and of the ranks.
     """
 
@@ -50,6 +53,7 @@ class Report:
     answers: Sequence[Answer]
     first: First | None = None
     forward: Diverged | None = None
+    backward: Astray | None = None
     seconds: tuple[float, float] = (0.0, 0.0)
 
     @property
@@ -79,6 +83,8 @@ class Report:
             lines += _told(self.first)
         if self.forward is not None:
             lines += [sentence(self.forward)]
+        if self.backward is not None:
+            lines += [_astray(self.backward)]
         lines.append("what was asked agrees" if self.agrees else "the ranks do not compute what one process computes")
         return "\n".join(lines)
 
@@ -94,6 +100,7 @@ class Report:
             "answers": [_plain(answer) for answer in sorted(self.answers, key=_place)],
             "first": first and {**attrs.asdict(first), "others": list(first.others)},
             "forward": self.forward and attrs.asdict(self.forward),
+            "backward": self.backward and attrs.asdict(self.backward),
             "seconds": {"one process": self.seconds[0], "ranks": self.seconds[1]},
         }
 
@@ -154,7 +161,8 @@ def _told(first: First) -> list[str]:
         f"  {first.cause.sentence}",
     ]
     if first.last_cause is not None:
-        lines.append(f"  backward first goes wrong at {first.last}: {first.last_cause.sentence}")
+        why = "" if first.last_cause == first.cause else f": {first.last_cause.sentence}"
+        lines.append(f"  backward first goes wrong at {first.last}{why}")
     return lines
 
 
@@ -164,6 +172,11 @@ def sentence(forward: Diverged) -> str:
         f"activations first differ in what {forward.module or 'the model'} ({forward.kind}) returns on rank "
         f"{forward.rank}, by {forward.off:.2g}{after}"
     )
+
+
+def _astray(backward: Astray) -> str:
+    after = f"; that of {backward.after}, before it in backward, is right" if backward.after else ""
+    return f"backward first goes wrong in the gradient of {backward.what}, on rank {backward.rank}{after}"
 
 
 def _plain(answer: Answer) -> dict[str, Any]:
