@@ -1,10 +1,10 @@
-"""Correct set-ups of other projects, each in three dtypes: does `plait verify` raise a false alarm? setups.py [NAME]
+"""Correct set-ups of other projects, each in three dtypes: a false alarm? setups.py [NAME] [--write]
 
 Two more have a wrong sum, which must be told from rounding in each dtype.
 
 The files are those of benchmarks/correct, and those that docs/verify-recipes.md shows. Environments are made with pip
 once, with a network. A cell says how many questions were answered "ok", and the seconds of the whole command; NAME
-takes the set-ups whose target has it.
+takes the set-ups whose target has it. --write puts the rows into docs/verified-bugs.md.
 """
 
 import os
@@ -14,7 +14,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from environments import Verified, verified
+import tables
+from environments import TORCH, Verified, verified
 from machine import about
 
 HERE = Path(__file__).parent
@@ -81,16 +82,24 @@ def said(done: Verified) -> str:
 
 def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
-    print(f"{about()}\n\n| set-up | {' | '.join(DTYPES)} |\n|---|{'---|' * len(DTYPES)}", flush=True)
+    head = f"| set-up | {' | '.join(DTYPES)} |"
+    print(f"{about()}\n\n{head}\n|---|{'---|' * len(DTYPES)}", flush=True)
+    names = [each for each in sys.argv[1:] if each != "--write"]
+    chosen = {t: each for t, each in {**SETUPS, **PLANTED}.items() if not names or names[0] in t}
+    rows, loads = [], []
     with tempfile.TemporaryDirectory() as folder:
         cwd = Path(folder)
         for page in ("verify-any-code.md", "verify-recipes.md"):
             write_files(ROOT / "docs" / page, cwd)
         for file in (HERE / "correct").glob("*.py"):
             shutil.copy(file, cwd)
-        for target, (words, needs) in {**SETUPS, **PLANTED}.items():
-            if not sys.argv[1:] or sys.argv[1] in target:
-                print(f"| {words} | {' | '.join(cells(target, needs, cwd))} |", flush=True)
+        for target, (words, needs) in chosen.items():
+            loads.append(os.getloadavg()[0])
+            rows.append(f"| {words} | {' | '.join(cells(target, needs, cwd))} |")
+            print(rows[-1], flush=True)
+    if "--write" in sys.argv:
+        said = "" if names else tables.measured(TORCH.removeprefix("torch=="), loads)
+        tables.write(tables.PAGE, head, 1, rows, said)
 
 
 if __name__ == "__main__":

@@ -89,10 +89,9 @@ class _Seen:
             mine = torch.stack([self.values[rank] != 0 for rank in group])
             if whole.shape != mine.shape[1:] or int(mine.sum(0).max()) != 1 or not all(m.any() for m in mine):
                 return False
-            chosen = sum(self.found[rank] * each for rank, each in zip(group, mine, strict=True))
-            if not near(sum(self.values[rank] for rank in group), whole, self.within):
+            if not near(torch.stack([self.values[rank] for rank in group]).sum(0), whole, self.within):
                 return False
-            if not near(chosen, right, self.within):
+            if not near((torch.stack([self.found[rank] for rank in group]) * mine).sum(0), right, self.within):
                 return False
         return True
 
