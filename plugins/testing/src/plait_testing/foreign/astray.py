@@ -7,7 +7,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from plait_testing.foreign.bisected import RETURNS, Key, Looked, agrees, first, near, rows
+from plait_testing.foreign.bisected import RETURNS, Looked, Spot, agrees, first, near, rows
 from plait_testing.foreign.causes import Cause, groups
 from plait_testing.foreign.subject import Comparison
 
@@ -48,7 +48,7 @@ def first_astray(comparison: Comparison, one: Looked, ranks: Sequence[Looked], w
     return None
 
 
-def _words(one: Looked, key: Key) -> str:
+def _words(one: Looked, key: Spot) -> str:
     """Such as "what blocks.0 (Block) gets as its second tensor"."""
     module, side, place = key
     kind = one.kinds[module]

@@ -13,7 +13,7 @@ from plait_testing.torch_internals import tree_leaves
 
 Outputs = dict[str, Tensor]
 GETS, RETURNS = "gets", "returns"
-Key = tuple[str, str, int]  # a module, GETS or RETURNS, and which of its tensors
+Spot = tuple[str, str, int]  # a module, GETS or RETURNS, and which of its tensors
 
 
 @attrs.frozen
@@ -33,8 +33,8 @@ class Looked:
     """What one process, or a rank, saw of modules. values: what they got and returned; gradients: those of `values`, in
     the order of backward; kinds: the classes of modules. All tensors are whole if they are DTensors."""
 
-    values: dict[Key, Tensor] = attrs.Factory(dict)
-    gradients: dict[Key, Tensor] = attrs.Factory(dict)
+    values: dict[Spot, Tensor] = attrs.Factory(dict)
+    gradients: dict[Spot, Tensor] = attrs.Factory(dict)
     kinds: dict[str, str] = attrs.Factory(dict)
 
     def outputs(self) -> Outputs:
@@ -52,7 +52,7 @@ class Looking:
 
     def __init__(self) -> None:
         self.looked = Looked()
-        self.keys: dict[int, tuple[Tensor, list[Key]]] = {}  # by id: what a module returns is what the next one gets
+        self.keys: dict[int, tuple[Tensor, list[Spot]]] = {}  # by id: what a module returns is what the next one gets
 
     def look(self, model: nn.Module) -> None:
         for name, module in model.named_modules():
@@ -81,7 +81,7 @@ class Looking:
                 if len(keys) == 1:
                     leaf.register_hook(lambda grad, keys=keys: self._keep_gradient(keys, grad))
 
-    def _keep_gradient(self, keys: Sequence[Key], grad: Tensor) -> None:
+    def _keep_gradient(self, keys: Sequence[Spot], grad: Tensor) -> None:
         for key in reversed(keys):  # the last that got it is the first in backward
             self.looked.gradients[key] = grad.detach().clone()
 
