@@ -16,6 +16,7 @@ from plait.check.epochs import check_epochs
 from plait.check.facts import CORE, code_of
 from plait.check.ramp import check_ramp
 from plait.check.resumed_data import batch_to_keep
+from plait.checkpoint.passed_on import passed_on
 from plait.compose.targets import build_source, target_of
 from plait.contract.config import Config, accumulation
 from plait.contract.errors import PlaitError, in_yaml, misfit, near_miss
@@ -172,6 +173,7 @@ def _check(
         )
     held, parts = shapes(model), weight_parts(model)
     parts_by_fqn(held, parts)
+    passed_on(model)
     return Checked(
         assembly,
         layout,

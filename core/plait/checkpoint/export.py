@@ -23,6 +23,7 @@ from plait.parallel.sharding import whole_tensor
 from plait.parallel.state import weights
 
 if TYPE_CHECKING:
+    from plait.checkpoint.passed_on import PassedOn
     from plait.data.tokenizer_files import Used
     from plait.parallel.applied import Applied
 
@@ -43,7 +44,13 @@ def export_run(
     if used is not None:
         beside = used.beside(beside)
     known = known if made.tensors.keys() == own.keys() else ()
-    export(made.tensors, folder, dist.get_rank() == 0, known=known, beside=beside, stem=made.stem, parts=parts)
+    writes = dist.get_rank() == 0
+    others = None
+    if made.files is None and writes and hasattr(model, "passed_on"):
+        from plait.checkpoint.passed_on import passed_on
+
+        others = passed_on(model)
+    export(made.tensors, folder, writes, known=known, beside=beside, stem=made.stem, parts=parts, others=others)
 
 
 def export(
@@ -55,6 +62,7 @@ def export(
     beside: Mapping[str, str] | None = None,
     stem: str = "model",
     parts: Mapping[str, WeightPart] | None = None,
+    others: "PassedOn | None" = None,
 ) -> None:
     """Write `state` (FQN -> tensor or DTensor) to `folder`: all ranks gather, the one with `is_writer` writes.
 
@@ -63,6 +71,7 @@ def export(
 
     beside: name -> text of further files of the folder, such as config.json; used on the writer.
     parts: name in the files -> part; entries of which it has none keep their names.
+    others: further tensors that the files get; used on the writer.
 
     Writes one file `<stem>.safetensors`, or several with an index if that would exceed `max_shard_bytes`, named as
     Hugging Face does, and a SHA256SUMS. Parameters are gathered one by one: the writer holds one file's and one more in
@@ -74,11 +83,14 @@ def export(
     by_fqn = parts_by_fqn({fqn: entry.shape for fqn, entry in entries.items()}, parts or {})
     named = {name: part for fqn in entries for name, part in by_fqn[fqn].items()}
     bytes_of = {name: math.prod(part.size) * entries[part.fqn].dtype.itemsize for name, part in named.items()}
+    bytes_of |= others.bytes_of() if others else {}
     to_gather, gathered, whole = deque(named), "", None
 
     def gather(name: str) -> Any:
         """The next tensor of the files, on the writer; None on other ranks."""
         nonlocal gathered, whole
+        if name not in named:
+            return others and others.read(name)
         to_gather.remove(name)
         part = named[name]
         if part.fqn != gathered:

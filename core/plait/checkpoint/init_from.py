@@ -46,7 +46,8 @@ def check_weights(
     names is read, and torch imported.
     ties: further FQN of a tied parameter -> its first, as `state.tied_names` gives them; a file may have either or
         both.
-    parts: what the model's `weight_parts()` returns; without, files have the parameters' own names.
+    parts: what the model's `weight_parts()` returns; without, files have the parameters' own names. A tensor that is a
+        part of what the model does not have is left alone.
     integers: FQN of tensors (buffers) that hold no floating-point numbers.
     """
     path = checkpoint_at(path)
@@ -112,7 +113,8 @@ def _found_in(
 ) -> FoundWeights:
     """Raises PlaitError if the tensors of the files are not the model's. integers: None if all of this was checked."""
     own: dict[str, Parts] = dict(parts_by_fqn(parameters, parts))
-    rest, again = dict(files.shapes), []
+    held = parameters.keys() | ties.keys()
+    rest, again = {n: size for n, size in files.shapes.items() if n not in parts or parts[n].fqn in held}, []
     for alias, first in ties.items():
         theirs = own.pop(alias, None) or {alias: WeightPart.whole(alias, parameters[first])}
         theirs = {name: attrs.evolve(part, fqn=first) for name, part in theirs.items()}

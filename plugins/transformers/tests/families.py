@@ -8,6 +8,7 @@ from torch import nn
 from plait.testing import Trial, TrialResult, train, worst_gradient
 from plait_testing.widened import Widened
 from plait_transformers.encoders import is_encoder
+from plait_transformers.language import text_part
 from plait_transformers.source import usual_of
 
 SIZES = {
@@ -67,7 +68,12 @@ MORE: dict[str, dict[str, Any]] = {
 
 def keys_of(kind: str) -> dict[str, Any]:
     """`model.config` of a small model of the family `kind`."""
+    from transformers import CONFIG_MAPPING
+
     known = usual_of(kind)
+    part = None if isinstance(known, type) else text_part(known)
+    if part is not None and part.model_type in CONFIG_MAPPING:  # of more inputs than text
+        return {"model_type": kind, "text_config": keys_of(part.model_type)}
     sizes = SIZES | LATENT if _takes(known, "kv_lora_rank") else SIZES
     fits = {name: value for name, value in sizes.items() if _takes(known, name)}
     if getattr(known, "is_decoder", None) is False and not is_encoder(known):

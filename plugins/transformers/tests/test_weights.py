@@ -80,6 +80,8 @@ FAMILIES = {"mixtral", *told(PAGE)}  # a mixture, whose files have other names t
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k == "mixtral" else SLOW) for k in sorted(FAMILIES)])
 def test_files_of_a_family_are_read_and_written(kind, tmp_path):
+    if "text_config" in keys_of(kind):
+        pytest.skip("a part of a model with more inputs: in test_language")
     theirs = saved(tmp_path / "theirs", kind).state_dict()
     with torch.device("meta"):
         model = decoder(path=str(tmp_path / "theirs"))

@@ -52,8 +52,14 @@ def adapt(options: "Lora", model: nn.Module, spec: ModelSpec) -> ModelSpec:
     """Freeze `model` and add adapters to it, in place; returns the spec with their axes and initial values.
 
     A is drawn as the paper's code does (Kaiming uniform with a = sqrt 5: up to 1 / sqrt(D)), B is 0.
-    Raises PlaitError if no matrix, or one that cannot have an adapter, has a target's axis, or the rank is too high.
+    Raises PlaitError if no matrix, or one that cannot have an adapter, has a target's axis, or the rank is too high, or
+    if adapters would be exported alone, whose files are those of a larger model.
     """
+    if not options.merge and getattr(model, "passed_on", lambda: None)() is not None:
+        raise PlaitError(
+            f"{KEY}.merge=false exports adapters alone, which name modules of the part that trains, and the weights of "
+            f"this model are those of a larger one, with other names; {KEY}.merge=true exports the larger one"
+        ).at(f"{KEY}.merge", False, fits=(True,))
     matrices = dict(_matrices(model, spec))
     chosen = [fqn for fqn, axes in matrices.items() if set(axes) & set(options.targets)]
     _check(options, model, chosen, matrices)

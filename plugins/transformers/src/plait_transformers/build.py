@@ -10,9 +10,10 @@ from plait_transformers.attention import NAME
 from plait_transformers.called import give_whole_rows, of_config
 from plait_transformers.counts import give_counts
 from plait_transformers.facts import ModelFacts
+from plait_transformers.language import REST, class_of_whole, text_part
 from plait_transformers.one_sentence import one_sentence
-from plait_transformers.parts import parts_of
-from plait_transformers.proof import facts_of
+from plait_transformers.parts import parts_in_whole, parts_of
+from plait_transformers.proof import check_text_alone, facts_of
 from plait_transformers.source import beside, has_weights, read_config
 from plait_transformers.spec import how_found, spec_of
 
@@ -30,9 +31,13 @@ def decoder(path: str | None = None, weights: str = "files", config: dict[str, A
     said = list[str]()
     read = read_config(path, config or {}, said.append)
     with one_sentence(f"model=transformers cannot build {read.model_type}: transformers ends with"):
-        facts = facts_of(read)
+        part = text_part(read)
+        own = read if part is None else part
+        if part is not None:
+            check_text_alone(read)
+        facts = facts_of(own)
         model: Any = of_config(
-            read, facts.how, mixers=facts.mixers if facts.how == NAME else (), lent=facts.lent, masked=facts.masked
+            own, facts.how, mixers=facts.mixers if facts.how == NAME else (), lent=facts.lent, masked=facts.masked
         )
         if facts.whole_rows:
             give_whole_rows(model, facts.blocks.removesuffix(".*"))
@@ -42,11 +47,22 @@ def decoder(path: str | None = None, weights: str = "files", config: dict[str, A
         said.append(own_attention(read.model_type, facts))
     model.why_no_documents = facts.why_no_documents
     model.source, model.kept, model.said = path, read.to_dict(), said
+    if part is not None:
+        model.whole, model.architecture = type(read), class_of_whole(read).__name__
+        said.append(what_trains(read.model_type, path))
     if path is not None and weights == "files":
         model.weights_from = os.path.abspath(path)
     if path is not None and (os.path.isfile(os.path.join(path, "tokenizer.json")) or has_weights(path)):
         model.tokenizer_from = os.path.abspath(path)  # if it has none, trained weights must not get bytes in silence
     return model
+
+
+def what_trains(kind: str, path: str | None) -> str:
+    """What a user is told of a model with more inputs than text."""
+    kept = path is not None and has_weights(path)
+    lacks = "lacks the rest, as model.path has no weights of it: from_pretrained draws them"
+    rest = "has the rest as it is in model.path" if kept else lacks
+    return f"model: the language part of {kind} trains, on text; an export {rest}"
 
 
 def own_attention(kind: str, facts: ModelFacts) -> str:
@@ -64,6 +80,7 @@ class PlaitDecoder:
     architecture: str  # the name of transformers' class, which strategies may change
     kept: dict[str, Any]  # the configuration as it was read, dropout included
     said: list[str]  # lines for the user of a run
+    whole: Any = None  # the class of the configuration that was read, if this is the language part of a model
 
     def spec(self) -> ModelSpec:
         with one_sentence(f"model=transformers cannot derive the spec of {self.config.model_type}:"):
@@ -81,5 +98,13 @@ class PlaitDecoder:
 
     def weight_parts(self) -> dict[str, WeightPart]:
         """What each tensor of a folder of the family is: of mixtures, a tensor per expert."""
-        read = type(self.config).from_dict(self.kept)
+        read = (self.whole or type(self.config)).from_dict(self.kept)
+        if (part := text_part(read)) is not None:
+            return parts_in_whole(read, part)
         return parts_of(read, facts_of(read).how)
+
+    def passed_on(self) -> tuple[str, list[str]] | None:
+        """The folder, and the names of its tensors that an export has too, and no parameter here."""
+        if self.whole is None or self.source is None or not has_weights(self.source):
+            return None
+        return self.source, [name for name, part in self.weight_parts().items() if part.fqn.startswith(REST)]

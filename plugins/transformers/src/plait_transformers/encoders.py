@@ -4,6 +4,8 @@ from typing import Any
 
 from torch import nn
 
+from plait_transformers.language import class_with_head
+
 
 def is_encoder(config: Any) -> bool:
     """Whether the model of `config` predicts masked tokens.
@@ -30,7 +32,7 @@ def class_of(config: Any) -> Any:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
     mapping: Any = MODEL_FOR_MASKED_LM_MAPPING if is_encoder(config) else MODEL_FOR_CAUSAL_LM_MAPPING
-    return mapping.get(type(config), None)
+    return mapping.get(type(config), None) or class_with_head(config)
 
 
 def first_place(model: Any) -> int:

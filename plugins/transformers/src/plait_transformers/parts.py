@@ -11,6 +11,9 @@ from torch import Tensor
 
 from plait import PlaitError, WeightPart
 from plait_transformers.called import of_config
+from plait_transformers.encoders import class_of
+from plait_transformers.language import REST, in_part, names_in_whole, whole_on_meta
+from plait_transformers.one_sentence import one_sentence
 from plait_transformers.torch_internals import TorchDispatchMode, memory_of
 
 
@@ -26,23 +29,47 @@ def parts_of(config: Any, attention: str) -> dict[str, WeightPart]:
 
     Raises PlaitError if a tensor of the files is not a part of one parameter.
     """
+    with torch.device("meta"):
+        model: Any = of_config(config, attention)
+    return _parts(model, {fqn: (fqn, model.file_names.get(fqn, fqn)) for fqn in model.state_dict()})
+
+
+def parts_in_whole(config: Any, part: Any) -> dict[str, WeightPart]:
+    """The same for files of the whole `config`, by the names of its language part `part`; a tensor of the rest is a
+    part of what no model has."""
+    whole = whole_on_meta(config)
+    with torch.device("meta"), torch.no_grad():
+        names = names_in_whole(whole, class_of(part)._from_config(part))
+        saved = _as_saved(whole, whole.state_dict())
+    own = {fqn: (name, fqn) for fqn in whole.state_dict() if (name := in_part(fqn, names))}
+    rest = {name: WeightPart.whole(f"{REST}{name}", tuple(tensor.shape)) for name, tensor in saved.items()}
+    return rest | _parts(whole, own)
+
+
+def _as_saved(model: Any, named: dict[str, Tensor]) -> dict[str, Tensor]:
     from transformers.core_model_loading import revert_weight_conversion
 
+    failed = f"model=transformers cannot read or write the files of {model.config.model_type}: transformers ends with"
+    with one_sentence(failed):
+        saved: dict[str, Tensor] = revert_weight_conversion(model, named)
+    return saved
+
+
+def _parts(model: Any, names: dict[str, tuple[str, str]]) -> dict[str, WeightPart]:
+    """names: FQN in `model` -> that of the parameter, and the one that transformers' conversion gets."""
     with torch.device("meta"), torch.no_grad():
-        model: Any = of_config(config, attention)
-        state = {fqn: torch.empty(tensor.shape) for fqn, tensor in model.state_dict().items()}
+        state = {fqn: torch.empty(tensor.shape) for fqn, tensor in model.state_dict().items() if fqn in names}
         owners = {memory_of(tensor): fqn for fqn, tensor in state.items()}
         with _NoCopies():
-            named = {model.file_names.get(fqn, fqn): tensor for fqn, tensor in state.items()}
-            saved = revert_weight_conversion(model, named)
+            saved = _as_saved(model, {names[fqn][1]: tensor for fqn, tensor in state.items()})
     found = {}
     for name, tensor in saved.items():
         fqn = owners.get(memory_of(tensor))
-        part = None if fqn is None else _part(fqn, tensor, state[fqn])
+        part = None if fqn is None else _part(names[fqn][0], tensor, state[fqn])
         if part is None:
             raise PlaitError(
-                f"model=transformers cannot read or write the files of {config.model_type}: {name!r} is not a part of "
-                "one parameter"
+                f"model=transformers cannot read or write the files of {model.config.model_type}: {name!r} is not a "
+                "part of one parameter"
             ).at("model.path", name)
         found[name] = part
     return found

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from plait import PlaitError
 from plait_transformers.attention import NAME, OWN, refused
-from plait_transformers.called import of_config
+from plait_transformers.called import Called, of_config
 from plait_transformers.derived import derived
 from plait_transformers.experiments import (
     BOUND,
@@ -32,6 +32,7 @@ from plait_transformers.experiments import (
 )
 from plait_transformers.facts import ModelFacts, in_blocks
 from plait_transformers.init import recorded
+from plait_transformers.language import names_in_whole, text_part, whole_on_meta
 from plait_transformers.one_sentence import in_a_line, one_sentence
 from plait_transformers.shrink import VOCAB, shrunken
 from plait_transformers.watch import Watch, watching
@@ -67,6 +68,36 @@ def _facts(cls: Any, said: str) -> ModelFacts:
             return found[0]
         assert first is not None
         raise first
+
+
+def check_text_alone(config: Any) -> None:
+    """Raises PlaitError unless the model of all inputs, `config`, computes of text what its language part does."""
+    family: Any = type(config)
+    _check_text_alone(family, json.dumps(config.to_dict(), sort_keys=True, default=str))
+
+
+@functools.lru_cache(maxsize=8)
+@torch.no_grad()
+def _check_text_alone(cls: Any, said: str) -> None:
+    config = cls.from_dict(json.loads(said))
+    failed = f"model=transformers cannot train {config.model_type} on text: without other inputs it fails with"
+    with one_sentence(failed), torch.device("cpu"):
+        small = shrunken(text_part(config))
+        part: Any = _built(small, OWN, plain=True)
+        generator = torch.Generator().manual_seed(0)
+        for param in part.parameters():
+            param.normal_(0.0 if param.dim() > 1 else 1.0, 1.5 * param.shape[-1] ** -0.5, generator=generator)
+        whole = whole_on_meta(cls.from_dict({**config.to_dict(), "text_config": small.to_dict()}))
+        for own, name in names_in_whole(whole, part).items():
+            whole.set_submodule(name, part.get_submodule(own))
+        tokens = torch.randint(4, VOCAB, (2, TOKENS), generator=generator)
+        plain: Any = super(Called, part)
+        wanted, found = (m(input_ids=tokens, use_cache=False).logits for m in (plain.forward, whole.eval()))
+    if apart(found, wanted) > BOUND:
+        raise PlaitError(
+            f"model=transformers cannot train {config.model_type} on text: the logits of its language part, "
+            f"{type(part).__name__}, are not those of the whole"
+        )
 
 
 def _built(

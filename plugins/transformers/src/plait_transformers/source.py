@@ -9,13 +9,17 @@ from typing import Any
 
 from plait import TOKENIZER_FILES, PlaitError
 from plait_transformers.encoders import class_of
+from plait_transformers.language import models_in, text_part
 from plait_transformers.one_sentence import in_a_line
 from plait_transformers.shrink import by_layer
 
 CONFIG = "config.json"
-LAYERS = "num_hidden_layers"
+LAYERS, TEXT = "num_hidden_layers", "text_config"
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-KEPT = (*TOKENIZER_FILES, "generation_config.json")  # what lies beside the weights, all of it text
+KEPT = (  # what lies beside the weights, all of it text
+    *(*TOKENIZER_FILES, "generation_config.json"),
+    *("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"),
+)
 
 
 def read_config(path: str | None, given: Mapping[str, Any], say: Callable[[str], None] = lambda line: None) -> Any:
@@ -28,7 +32,7 @@ def read_config(path: str | None, given: Mapping[str, Any], say: Callable[[str],
     from transformers import CONFIG_MAPPING
 
     stored = {} if path is None else _stored(Path(path))
-    known = {**_with_layers(stored, given, say), **given}
+    known = _over(stored, given, say)
     where = "model.config" if path is None else f"{Path(path) / CONFIG}"
     kind = known.get("model_type")
     key, version = ("model.config" if path is None else "model.path"), transformers.__version__
@@ -43,18 +47,13 @@ def read_config(path: str | None, given: Mapping[str, Any], say: Callable[[str],
         config = CONFIG_MAPPING[kind].from_dict(known)
     except Exception as error:
         raise PlaitError(f"{where} is not a configuration of {kind}: {in_a_line(error)}").at(key, path) from error
-    usual = usual_of(kind)
-    unknown = [name for name in given if name != "model_type" and not _has(usual, name)]
-    if unknown:
-        raise PlaitError(f"unknown key model.config.{unknown[0]}: a configuration of {kind} has no such key").at(
-            f"model.config.{unknown[0]}", given[unknown[0]]
-        )
-    models = {name for name, of in getattr(config, "sub_configs", {}).items() if getattr(of, "model_type", None) != ""}
-    parts = models - {"text_config"}
-    if config.is_encoder_decoder or parts or class_of(config) is None:
+    _check_known(config, given)
+    of_text = models_in(config) <= {TEXT} and class_of(config) is not None
+    part = None if of_text or config.is_encoder_decoder else text_part(config)
+    if config.is_encoder_decoder or not (of_text or (part is not None and class_of(part) is not None)):
         raise PlaitError(
-            f"{where} has model_type={kind}, which is not a decoder or an encoder of text alone; model=transformers "
-            "trains models that predict the next token, or masked ones"
+            f"{where} has model_type={kind}, which is not a decoder or an encoder of text, and has no part that "
+            "transformers has as one; model=transformers trains models that predict the next token, or masked ones"
         ).at(key, path, fits="a decoder or an encoder of transformers")
     if (file := stored.get("transformers_weights")) is not None:
         raise PlaitError(
@@ -70,9 +69,34 @@ def read_config(path: str | None, given: Mapping[str, Any], say: Callable[[str],
     return config
 
 
-def _with_layers(stored: Mapping[str, Any], given: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+def _over(
+    stored: Mapping[str, Any], given: Mapping[str, Any], say: Callable[[str], None], at: str = ""
+) -> dict[str, Any]:
+    """`given` over `stored`, in the language part of a model with more inputs too. at: before their keys' names."""
+    known = {**_with_layers(stored, given, say, at), **given}
+    if isinstance(stored.get(TEXT), Mapping) and isinstance(given.get(TEXT), Mapping):
+        known[TEXT] = _over(stored[TEXT], given[TEXT], say, f"{TEXT}.")
+    return known
+
+
+def _check_known(config: Any, given: Mapping[str, Any], at: str = "") -> None:
+    """Raises PlaitError if a key of `given` is none of this kind of configuration. at: before its name."""
+    kind, text = config.model_type, getattr(config, TEXT, None)
+    usual = _usual(type(config))
+    for name, value in given.items():
+        if name != "model_type" and not _has(usual, name):
+            where = f"model.config.{at}{name}"
+            there = f"; its {TEXT} has one" if text is not None and _has(_usual(type(text)), name) else ""
+            raise PlaitError(f"unknown key {where}: a configuration of {kind} has no such key{there}").at(where, value)
+        if name == TEXT and isinstance(value, Mapping) and text is not None:
+            _check_known(text, value, f"{TEXT}.")
+
+
+def _with_layers(
+    stored: Mapping[str, Any], given: Mapping[str, Any], say: Callable[[str], None], at: str = ""
+) -> dict[str, Any]:
     """`stored`, whose lists with an entry per layer, and mappings from layers, are cut to the number of layers that is
-    `given`.
+    `given`. at: before the names of its keys.
 
     Raises PlaitError for more layers than such a list has entries, unless the list is given too.
     """
@@ -83,16 +107,16 @@ def _with_layers(stored: Mapping[str, Any], given: Mapping[str, Any], say: Calla
     lists = [name for name in per_layer if name not in given]
     if layers > had and lists:
         raise PlaitError(
-            f"model.config.{LAYERS}={layers} is more than the {had} layers that {lists[0]} of config.json describes: "
-            f"give model.config.{lists[0]} too, with {layers} entries"
-        ).at(f"model.config.{LAYERS}", layers, fits=f"at most {had}")
+            f"model.config.{at}{LAYERS}={layers} is more than the {had} layers that {lists[0]} of config.json "
+            f"describes: give model.config.{at}{lists[0]} too, with {layers} entries"
+        ).at(f"model.config.{at}{LAYERS}", layers, fits=f"at most {had}")
     cut = {name: stored[name][:layers] for name in lists}
     for name, value in stored.items():
         if by_layer(value) and name not in given and any(int(number) >= layers for number in value):
             cut[name] = {number: own for number, own in value.items() if int(number) < layers}
     if cut:
         verb = "is" if len(cut) == 1 else "are"
-        say(f"model: {', '.join(cut)} of config.json {verb} cut from {had} layers to {layers}")
+        say(f"model: {', '.join(at + name for name in cut)} of config.json {verb} cut from {had} layers to {layers}")
     return {**stored, **cut}
 
 
@@ -104,7 +128,10 @@ def usual_of(kind: str) -> Any:
     """The configuration that the family `kind` has without keys; its class, if it has none."""
     from transformers import CONFIG_MAPPING
 
-    cls = CONFIG_MAPPING[kind]
+    return _usual(CONFIG_MAPPING[kind])
+
+
+def _usual(cls: Any) -> Any:
     try:
         return cls()
     except Exception:  # what the family asks of its own usual values, for example
