@@ -238,6 +238,7 @@ def test_ranks_go_on_from_the_newest_copy_that_all_have(case, plait_ranks, tmp_p
     assert whole_run.numbers([*before[:start], *after]) == whole_run.numbers(undisturbed[key])
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_from_its_place(plait_ranks, tmp_path):
     text = whole_run.overrides(FSDP, tmp_path, 2, "train.steps=9", "validation.interval=0", "checkpoint.mode=sync")
     own = [each for each in text if not each.startswith("data")]

@@ -192,6 +192,7 @@ def test_a_short_set_on_several_machines(tmp_path):
     holds(tmp_path, "--several", "--count", "8")
 
 
+@pytest.mark.slow
 def test_three_faults_on_two_machines(tmp_path):
     if reason := why_not():
         pytest.skip(reason)

@@ -163,6 +163,7 @@ def goes_on(trial, strategies, extra, folder):
     return found, held(fresh)
 
 
+@pytest.mark.slow
 def test_what_is_written_is_the_whole_model_and_every_layout_reads_it(plait_ranks, tmp_path):
     trial = Trial(LAYERS, dtype="float32")
     layouts = {"one": ({}, [], 1), "fsdp2": (FSDP2, [], 2), "pipeline": (FSDP2, [gpipe.GPipe()], 4)}

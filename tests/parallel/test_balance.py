@@ -226,6 +226,7 @@ def test_the_row_of_metrics():
     assert uneven["experts/x/entropy"] == pytest.approx(-(0.75 * math.log2(0.75) + 0.25 * math.log2(0.25)))
 
 
+@pytest.mark.slow
 def test_a_run_writes_the_loads_and_resumes_the_balance(plait_ranks, tmp_path, monkeypatch):
     """Six steps at once, and as three and three: the same losses and loads to the last bit, of two ranks."""
     monkeypatch.chdir(tmp_path)

@@ -120,7 +120,7 @@ def test_half_precision_is_summed_in_float32():
     torch.testing.assert_close(sums[2], exact.sum(-1))
 
 
-@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("chunks", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("broken", [False, True])
 def test_compiled_it_is_the_same(plait_ranks, chunks, broken):
     """A break of its graph, which its author may not see, costs time and nothing else."""

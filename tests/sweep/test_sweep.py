@@ -182,6 +182,7 @@ def test_the_folder_of_a_sweep_may_be_anywhere_but_those_of_its_jobs_are_in_it()
         check_sweep("/data/a", "hydra.sweep.subdir")
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on(plait_project):
     assert plait_project(*TWO, ranks=Ranks({1: PlaitError("once")})).code == 3
     folder = the_sweep()

@@ -144,6 +144,7 @@ def run(config, folder, until):
         module.ENOUGH = ENOUGH
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("states", [pytest.param("bfloat16", marks=pytest.mark.slow), "8bit"])
 def test_a_resumed_run_skips_and_rounds_as_it_would_have(plait_ranks, tmp_path, states):

@@ -222,6 +222,7 @@ def test_what_another_loop_saved_asks_for_nothing():
     assert resumed(Manifest(5), 3) == ([], None, 2)
 
 
+@pytest.mark.slow
 def test_a_mixture_goes_on_with_other_weights_by_saying_so(plait_ranks, tmp_path, notes, text):
     """On two ranks in place of one, from the next sample of each source on: as a run of both weights from the start."""
     (tmp_path / "b.txt").write_text("".join(f"rope {i} " for i in range(90)))

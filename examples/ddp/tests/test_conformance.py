@@ -10,7 +10,6 @@ class TestDdp(StrategySuite):
         "test_composes_with",
         *(f"test_models_equal_one_process[{model}" for model in ("qk_norm", "mla", "odd")),
     )
-    quick = ("test_composes_with[tensor_parallel]",)
     axes = ("ddp",)
     layouts = {"one": Layout(1), "four": Layout(4), "two": Layout(2, {"degree": 2})}
 

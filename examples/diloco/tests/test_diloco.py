@@ -62,6 +62,7 @@ def resumed(strategies, folder):
     return held(applied, optimizer), steps(trial, applied, optimizer, range(5, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", [{"fsdp2": {}}, pytest.param(TENSOR, marks=pytest.mark.slow)])
 def test_a_resumed_run_goes_on_bitwise_over_two_meetings(plait_ranks, tmp_path, beside):
     strategies = {"diloco": {"degree": 2, "every": 2}, **beside}

@@ -10,7 +10,6 @@ class TestLocalSgd(StrategySuite):
         "test_composes_with",
         *(f"test_models_equal_one_process[{model}" for model in ("qk_norm", "mla", "odd")),
     )
-    quick = ("test_composes_with[tensor_parallel]",)
     axes = ("worker",)
     layouts = {
         "every step": Layout(2, {"every": 1}),

@@ -87,6 +87,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "names", "more"), CASES)
 def test_the_plan_is_that_of_the_full_search(world, names, more, tmp_path, monkeypatch):
     """Cold, from disk, and with nothing left out; with memory for any plan, and with too little for the fastest."""

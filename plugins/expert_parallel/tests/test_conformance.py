@@ -28,7 +28,7 @@ class TestExpertParallel(StrategySuite):
     # tried in its last layout; fsdp2 deals the batches
     slow = (
         *StrategySuite.slow,
-        "test_composes_with[fsdp2]",
+        "test_composes_with",
         "test_a_run_equals",
         "test_the_loss",
         "test_mixed",

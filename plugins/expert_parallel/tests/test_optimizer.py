@@ -19,6 +19,7 @@ def trained(strategies, kernels):
     return norms, whole(applied.parts[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kernels", [{"fused": True}, pytest.param({"foreach": True}, marks=pytest.mark.slow)], ids=["fused", "foreach"]
 )

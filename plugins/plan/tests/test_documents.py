@@ -22,6 +22,7 @@ def more(overrides: list[str]) -> list[int]:
     return [peak(blocks, *overrides) - peak(blocks) for blocks in (2, 4)]
 
 
+@pytest.mark.slow
 def test_documents_cost_a_mask_and_keys_for_each_query_head(tmp_path: Path) -> None:
     """No fused kernel takes a mask and grouped heads, so each block keeps keys and values once per query head."""
     (tmp_path / "a.txt").write_text("words of a text " * 400)

@@ -22,6 +22,7 @@ def with_room(bytes_: int) -> list[str]:
     return [*TINY, f"cluster.reserved={80_000_000_000 - bytes_}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "before"), [([], 5), pytest.param(["strategy.fsdp2.replicate=2"], 4, marks=pytest.mark.slow)]
 )

@@ -84,6 +84,7 @@ def test_what_a_rank_always_holds_is_its_parameters_the_optimizer_and_buffers() 
     assert price(traced, run.layout, cluster, 1).static == pytest.approx(always, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_more_shards_have_less_to_sum_over_copies() -> None:
     """Four ranks are traced. Eight have twice the shards, so each sums half as many gradients with its copies."""
     tiny = ["model.dim=32", "model.n_layers=5", "model.n_heads=2", "model.n_kv_heads=1", "model.ffn_dim=64"]

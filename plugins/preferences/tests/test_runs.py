@@ -91,6 +91,7 @@ LAYOUTS = {
 SLOW = ("fsdp2", "pipeline and fsdp2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in LAYOUTS]
 )

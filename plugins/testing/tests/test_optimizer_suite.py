@@ -82,6 +82,7 @@ class OfStrategy(StrategySuite):
     optimizer: ClassVar = {"_target_": "torch.optim.SGD", "lr": 0.1, "momentum": 0.9}
 
 
+@pytest.mark.slow
 def test_a_suite_of_a_strategy_trains_with_what_it_declares(plait_ranks):
     suite = OfStrategy()
     suite.test_losses_of_20_steps_equal_one_process(plait_ranks, "two")

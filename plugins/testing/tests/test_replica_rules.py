@@ -29,6 +29,7 @@ class Ghostly(StrategySuite):
     layouts: ClassVar = {"two": Layout(2), "sharded": Layout(4, {"degree": 2}, {"fsdp2": {}}), "four": Layout(4)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule", ["refuse", *(pytest.param(name, marks=pytest.mark.slow) for name in ("first", "mean"))]
 )

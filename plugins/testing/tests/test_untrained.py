@@ -60,12 +60,14 @@ def test_the_suite_fails_if_it_saw_nothing_of_the_strategy(ghost):
         Ghostly().test_models_equal_one_process(ghost("0"), "llama3")
 
 
+@pytest.mark.slow
 def test_the_suite_passes_if_it_trains(ghost):
     suite = Ghostly()
     suite.test_models_equal_one_process(ghost("1"), "llama3")
     assert suite.untrained == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "names"), [("0", ("norm.extra",)), ("1", ())])
 def test_verify_too(ghost, tmp_path, factor, names):
     ranks, checked = ghost(factor), plan(compose(list(SMALL)))

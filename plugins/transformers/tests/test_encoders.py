@@ -146,7 +146,7 @@ EXACT = {
     "zero": ({"zero": {}}, 2),
     "tensor ranks beside fsdp2": ({"tensor_parallel": {"degree": 2}, "fsdp2": {}}, 4),
 }
-QUICK = {("bert", "fsdp2"), ("modernbert", "tensor ranks")}
+QUICK = {("bert", "fsdp2")}
 PAIRS = [(kind, under) for kind in KINDS for under in EXACT]
 
 

@@ -24,6 +24,7 @@ LAYOUTS = {
     "alone": ("experts", ["strategy=[]"], 1),
     "expert_parallel": ("experts", ["strategy=[expert_parallel,fsdp2]"], 2),
 }
+QUICK = ("fsdp2", "tensor_parallel", "pipeline")
 
 
 def options(folder, kind):
@@ -81,7 +82,7 @@ def evaluated(path, overrides):
     return evaluate(config, str(found.checkpoint), batch_of(found, check(config, world), whole), whole)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS])
 def test_every_layout_has_the_loss_of_training(layout, runs, plait_ranks):
     kind, strategy, world = LAYOUTS[layout]
     row = json.loads((runs / "runs" / kind / "metrics.jsonl").read_text().splitlines()[-1])

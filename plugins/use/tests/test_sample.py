@@ -22,6 +22,7 @@ LAYOUTS = {
     "pipeline": (["strategy=[pipeline]"], 2),
     "expert_parallel": (["strategy=[expert_parallel,fsdp2]"], 2),
 }
+QUICK = ("alone", "tensor_parallel", "pipeline")
 TEXTS = ["def f", "class A"]
 TOKENS = 6
 GREEDY, DRAWN = {"temperature": 0.0}, {"temperature": 1.5, "top_k": 40, "top_p": 0.95, "seed": 3}
@@ -48,7 +49,7 @@ def by_hand(draw):
     return texts
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS])
 def test_every_layout_writes_the_same(layout, plait_ranks):
     options, world = LAYOUTS[layout]
     if layout == "expert_parallel":
@@ -138,6 +139,7 @@ def runs(tmp_path_factory, plait_ranks):
     return here
 
 
+@pytest.mark.slow
 def test_what_another_layout_has_trained_is_sampled_from(runs, plait_project, monkeypatch):
     monkeypatch.chdir(runs)
     told = plait_project("sample", "done", "def f", "tokens=5", ranks=None)

@@ -8,6 +8,7 @@ from plait.testing import Collective, Layout, StrategySuite
 class TestZero(StrategySuite):
     strategy = "zero"
     axes = ("zero",)
+    slow = (*StrategySuite.slow, "test_a_run_equals")
     layouts = {"one rank": Layout(1), "on 4": Layout(4), "on 2": Layout(2)}
 
     def held_gradient(self, shape, axes, degree):
