@@ -4,6 +4,7 @@ Needs the environment of `make gpu-host`; none of it belongs to the default inst
 """
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -42,10 +43,16 @@ def ran(body: str, **more: str) -> tuple[dict[str, Any], list[list[str]]]:
 def counted(tmp_path: Path, *options: str) -> dict[str, Any]:
     """What a step of `plait train` asks for."""
     file = tmp_path / "counts.json"
-    command = [str(PYTHON), "-m", "tools.simulated_gpu.count", f"--json={file}", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    trained(f"--json={file}", *options)
     return json.loads(file.read_text())
+
+
+def trained(*options: str, **more: str) -> str:
+    """What the steps that are counted write to standard error. more: of the environment."""
+    command = [str(PYTHON), "-m", "tools.simulated_gpu.count", *options]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | more, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stderr
 
 
 def test_kernels_products_copies_and_waits_are_counted() -> None:
@@ -165,3 +172,39 @@ def test_a_compiled_block_is_fused_for_each_generation_of_gpus(
     casts = sum(n for name, n in compiled.items() if re.fullmatch(r"triton_poi_fused__to_copy(_t)?_\d+", name))
     assert sum(compiled.values()) - casts <= 14
     assert sum(n for name, n in more.items() if name not in compiled) == 2 + 3 * 7
+
+
+def least(tokens: int, dim: int, kv: int, ffn: int) -> tuple[int, int]:
+    """Bytes that a block moves forward and backward, in bfloat16 over weights in float32, if every product, attention,
+    and kernel between them reads each tensor once and writes its results once.
+
+    kv, ffn: widths of the keys and of the feed-forward.
+    """
+    x, k, f = (2 * tokens * width for width in (dim, kv, ffn))
+    weights = 2 * dim * (2 * dim + 2 * kv + 3 * ffn)
+    casts = 3 * weights  # between float32 and bfloat16: of the weights, and of their gradients
+    parts = {  # of x, k and f: forward, backward
+        "norms, with the sums of branches": ((9, 0, 0), (18, 0, 0)),  # backward once more for their weights
+        "queries, keys, values, output": ((6, 2, 0), (12, 4, 0)),
+        "RoPE": ((2, 2, 0), (2, 2, 0)),
+        "attention": ((2, 2, 0), (4, 4, 0)),
+        "w1, w2, w3": ((3, 0, 3), (6, 0, 6)),
+        "SwiGLU": ((0, 0, 3), (0, 0, 5)),
+    }
+    forward, backward = (
+        sum(n * size for part in parts.values() for n, size in zip(part[way], (x, k, f), strict=True)) for way in (0, 1)
+    )
+    return forward + casts + weights, backward + casts + 2 * weights
+
+
+@pytest.mark.slow
+def test_a_compiled_block_moves_each_tensor_once() -> None:
+    """Within 3%, by inductor's own count of bytes."""
+    given = ["strategy=[]", "model=llama3_1b", "model.n_layers=2", "train.local_batch_size=4", "train.seq_len=4096"]
+    more = {"TORCH_LOGS": "inductor_metrics", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    told = trained(*given, "precision.param=bfloat16", "compile.enabled=true", **more)
+    forward, *_, backward = map(
+        int, re.findall(r"'num_bytes_accessed': (\d+)", told)
+    )  # between them, those of the loss
+    floor = least(4 * 4096, 2048, 512, 8192)
+    assert [forward / floor[0], backward / floor[1]] == pytest.approx([1, 1], abs=0.03)
