@@ -67,7 +67,7 @@ class Given(torch.utils.data.IterableDataset):
 
 
 def say(step: int, loss: float) -> None:
-    print(f"step {step}  loss {loss:.4f}", flush=True)
+    print(f"step {step}  loss {loss:.7f}", flush=True)
 
 
 def loss_of(model: Callable[..., Any], tokens: Tensor, labels: Tensor, positions: Tensor | None = None) -> Tensor:

@@ -114,6 +114,16 @@ def test_finetuning_has_the_losses_of_a_bare_loop(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow  # as above
+def test_a_family_has_the_losses_of_a_bare_loop_on_4_ranks(tmp_path: Path) -> None:
+    text = printed("families.py", "nemotron_h", "--steps=3", "--beside=bare", cwd=tmp_path)
+    rows = table(text)
+    layouts = ["fsdp2", "tensor_parallel 2, fsdp2 2", "expert_parallel 2 of fsdp2 4"]
+    assert [row[:2] for row in rows] == [["nemotron_h", layout] for layout in layouts]
+    assert all(float(row[3]) < 5e-6 for row in rows)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_startup_finds_no_torch_and_no_foreign_rows(tmp_path: Path) -> None:
     text = printed("startup.py", "--repeats=1", "--model=llama3_debug", "--world=8", cwd=tmp_path)

@@ -109,6 +109,18 @@ def test_fewer_layers_than_a_folder_describes_one_by_one(tmp_path):
         assert read_config(path, {"num_hidden_layers": count, "layer_types": own}).layer_types == own
 
 
+def test_numbers_that_json_does_not_have_are_read_and_written_as_transformers_does(tmp_path):
+    from transformers import AutoConfig
+
+    wanted = AutoConfig.for_model(**{**keys_of("nemotron_h"), "time_step_limit": [0.5, float("inf")]})
+    wanted.save_pretrained(tmp_path)
+    model = build(path=str(tmp_path))
+    assert list(model.config.time_step_limit) == [0.5, float("inf")]
+    (tmp_path / "config.json").write_text(model.export_files()["config.json"])
+    assert '"__float__": "Infinity"' in (tmp_path / "config.json").read_text()
+    assert list(AutoConfig.from_pretrained(tmp_path).time_step_limit) == [0.5, float("inf")]
+
+
 def test_keys_of_a_folder_can_be_replaced(tmp_path):
     path = folder(tmp_path, json.dumps(keys_of("llama")))
     assert len(build(path=path, config={"num_hidden_layers": 3}).model.layers) == 3

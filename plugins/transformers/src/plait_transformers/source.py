@@ -2,6 +2,7 @@
 folder is run."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from plait_transformers.one_sentence import in_a_line
 from plait_transformers.shrink import by_layer
 
 CONFIG = "config.json"
+FLOAT = "__float__"  # the only key of an object that stands for a number that JSON does not have
 LAYERS, TEXT = "num_hidden_layers", "text_config"
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 KEPT = (  # what lies beside the weights, all of it text
@@ -148,7 +150,7 @@ def _has(usual: Any, name: str) -> bool:
 def _stored(folder: Path) -> dict[str, Any]:
     file = folder / CONFIG
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes(), object_hook=_from_json)
     except (FileNotFoundError, NotADirectoryError):
         what = f"has no {CONFIG}" if folder.is_dir() else "is not a folder"
         hub = (
@@ -170,4 +172,17 @@ def beside(path: str | None, config: Mapping[str, Any]) -> dict[str, str]:
     """Name -> text of the files that belong to weights of `config`; those of the folder `path` as they are there."""
     found = {name: Path(path) / name for name in KEPT} if path is not None else {}
     kept = {name: file.read_text(encoding="utf-8") for name, file in found.items() if file.is_file()}
-    return {CONFIG: json.dumps(config, indent=2, sort_keys=True, default=str) + "\n", **kept}
+    return {CONFIG: json.dumps(_to_json(config), indent=2, sort_keys=True, default=str) + "\n", **kept}
+
+
+def _to_json(value: Any) -> Any:
+    """`value` as transformers writes it: JSON has no infinite numbers, such as Nemotron-H's limit of a time step."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {FLOAT: "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
+    if isinstance(value, Mapping):
+        return {name: _to_json(each) for name, each in value.items()}
+    return [_to_json(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _from_json(held: dict[str, Any]) -> Any:
+    return float(held[FLOAT]) if {*held} == {FLOAT} else held
