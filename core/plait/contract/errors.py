@@ -48,6 +48,13 @@ def misfit(key: str, value: Any, fits: str) -> PlaitError:
     return PlaitError(f"{key} is {in_yaml(value)}; it must be {fits}").at(key, value, fits=fits)
 
 
+def one_of(key: str, value: Any, options: list[str]) -> PlaitError:
+    """The error for a value that is none of `options`."""
+    fits = " or ".join(part for part in (", ".join(options[:-1]), options[-1]) if part)
+    sentence = f"{key} is {in_yaml(value)}; it must be {fits}{near_miss(str(value), options)}"
+    return PlaitError(sentence).at(key, value, fits=options)
+
+
 def in_yaml(value: Any) -> str:
     """`value` as written in YAML, shortened."""
     text = str(value).lower() if isinstance(value, bool) else "null" if value is None else repr(value)

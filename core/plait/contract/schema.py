@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from plait.contract.errors import PlaitError, misfit, no_default, unknown_key
+from plait.contract.errors import PlaitError, misfit, no_default, one_of, unknown_key
 from plait.contract.exact import Misfit, fitted, hints_of
 
 T = TypeVar("T")
@@ -57,9 +57,11 @@ def not_valid(where: str, given: Mapping[str, Any], error: Exception) -> PlaitEr
     if not refused:
         return PlaitError(f"{where or 'configuration'}: {problem}").at(where)
     key, name = _join(where, refused[1]), refused[1]
+    options = error.args[2] if len(error.args) > 2 else None  # attrs gives those of `in_`
+    if isinstance(options, tuple | list | set | frozenset):
+        return one_of(key, given.get(name), [str(option) for option in options])
     asked = re.search(r"(?:must be|available:) (.*?)(?:: [^:]*)?$", refused[2])
-    fits = error.args[2] if len(error.args) > 2 else asked and asked[1]  # attrs gives the options of `in_`
-    return PlaitError(f"{key} {refused[2]}").at(key, given.get(name), fits)
+    return PlaitError(f"{key} {refused[2]}").at(key, given.get(name), asked and asked[1])
 
 
 def fit(value: Any, hint: Any, key: str) -> Any:
