@@ -64,8 +64,9 @@ def saved(folder: Path, family: str) -> Path:
     return folder / family
 
 
-def overrides(folder: Path, cache: Path) -> list[str]:
+def overrides(folder: Path, cache: Path, dtype: str) -> list[str]:
     return [
+        *(f"precision.{each}={dtype}" for each in ("storage", "param", "reduce")),
         *("model=transformers", f"model.path={folder}", "data.tokenizer=bytes", f"data.cache_dir={cache}"),
         *(f"train.seq_len={SEQ_LEN}", f"train.local_batch_size={ROWS}", "optimizer.lr=0.0003", "optimizer.decays=all"),
         "schedule.decay_steps=0",
@@ -128,6 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", choices=[*FAMILIES, []], help="all, if none is named")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     parser.add_argument("--cycles", type=int, default=0, help="turns of each in one process that count")
     parser.add_argument("--beside", choices=("trainer", "bare"), default="trainer")
     parser.add_argument("--no-losses", action="store_true", help="only the speed")
@@ -136,7 +138,9 @@ def main() -> None:
     print(f"{about()}\n", flush=True)
     with tempfile.TemporaryDirectory(prefix="plait-families-") as scratch:
         folder = Path(scratch)
-        chosen = {name: overrides(saved(folder, name), folder / "cache") for name in asked.families or FAMILIES}
+        chosen = {
+            name: overrides(saved(folder, name), folder / "cache", asked.dtype) for name in asked.families or FAMILIES
+        }
         if not asked.no_losses:
             print(f"| family | on {RANKS} ranks | loss, first and last | largest difference | equal in four decimals |")
             print("|---|---|---|---|---|")

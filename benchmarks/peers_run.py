@@ -32,7 +32,7 @@ def own(config: Config) -> nn.Module:
 
 def built(config: Config) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
     torch.manual_seed(config["train"]["seed"])
-    model = own(config["model"])
+    model = own(config["model"]).to(getattr(torch, config["precision"]["param"]))
     options = {
         name: value for name, value in config["optimizer"].items() if name not in ("_target_", "groups", "decays")
     }
@@ -74,8 +74,11 @@ def loss_of(model: Callable[..., Any], tokens: Tensor, labels: Tensor, positions
     """The mean over tokens. `labels` are those of the next tokens."""
     if hasattr(model, "loss_function"):  # one of transformers; with a cache, packed documents would see each other
         given = {"position_ids": positions, "labels": labels, "shift_labels": labels, "use_cache": False}
-        found: Tensor = model(tokens, **given).loss
-        return found
+        found: Any = model(tokens, **given)
+        if found.logits.dtype is torch.float64:  # which transformers' loss rounds to float32
+            return F.cross_entropy(found.logits.flatten(0, 1), labels.flatten())
+        loss: Tensor = found.loss
+        return loss
     return F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
 
 
