@@ -128,8 +128,9 @@ def _check(
     run.resumed_batch = batch_to_keep(config.checkpoint, folder) if folder and folder.exists() else None
     if config.checkpoint.init_from is None and (own := getattr(model, "weights_from", None)):
         run.set("checkpoint.init_from", own)
-    if config.data.get("tokenizer") == "auto" and (own := getattr(model, "tokenizer_from", None)):
-        run.set("data.tokenizer", own)
+    for key in ("tokenizer", "images"):
+        if config.data.get(key) == "auto" and (own := getattr(model, f"{key}_from", None)):
+            run.set(f"data.{key}", own)
     for line in getattr(model, "said", ()):
         run.say(line)
     assembly.configure()

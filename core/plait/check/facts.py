@@ -62,8 +62,8 @@ def of_machine(config: Config) -> Facts:
         if isinstance(value, str) and key != OUTPUT and _may_be_a_path(key, value):
             facts |= {("files", f"{key}={file}"): digest for file, digest in _files(Path(value))}
     data = dict(config.data)
-    if data.get("tokenizer") == "auto" and (own := getattr(build_model(config.model)[0], "tokenizer_from", None)):
-        data["tokenizer"] = own
+    for key in (one for one in ("tokenizer", "images") if data.get(one) == "auto"):
+        data[key] = getattr(build_model(config.model)[0], f"{key}_from", None) or "auto"
     facts["data", "data"] = build_source(data).fingerprint()
     return facts
 

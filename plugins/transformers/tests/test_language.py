@@ -67,10 +67,10 @@ def held(folder):
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
-def loaded(folder, dtype=torch.float32):
-    """The language part, with the weights of the folder."""
+def loaded(folder, dtype=torch.float32, **more):
+    """The language part, with the weights of the folder. more: of `decoder`."""
     with torch.device("meta"):
-        model = decoder(path=str(folder))
+        model = decoder(path=str(folder), **more)
     materialise(model, "cpu")
     initialise(model, model.spec(), seed=0)
     model.to(dtype)

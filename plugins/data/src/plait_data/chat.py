@@ -16,6 +16,7 @@ from plait_data import conversations
 from plait_data.at_path import AtPath
 from plait_data.cached import silent
 from plait_data.documents import File
+from plait_data.images import images_of
 from plait_data.left_out import some
 from plait_data.template import Template, template_of
 from plait_data.text_source import Say
@@ -36,6 +37,7 @@ class Chat(AtPath):
     tokenizer: a folder with a `tokenizer.json` and a chat template; "auto": the model's, which the core fills in.
     messages_key: the key that holds the messages; None: the keys of each row tell.
     template: a file with a chat template; None: that of the tokenizer's folder.
+    images: a folder with the tokens of images; None: no image; "auto": the model's, which the core fills in.
     """
 
     tokenizer: str = "auto"
@@ -43,6 +45,7 @@ class Chat(AtPath):
     bod_token: str | None = attrs.field(init=False, default=None)  # the template writes what begins a conversation
     messages_key: str | None = None
     template: str | None = None
+    images: str | None = None
 
     def files(self) -> list[File]:
         files = super().files()
@@ -63,6 +66,7 @@ class Chat(AtPath):
             raise PlaitError(
                 f"data={type(self).__name__.lower()} needs the library transformers: pip install 'plait-data[chat]'"
             ).at("data", type(self).__name__.lower())
+        images_of(self.images)
         self.check_rows(self.files()[0])  # the others are read in `prepare`
         self._template  # noqa: B018 (raises)
 
@@ -75,7 +79,7 @@ class Chat(AtPath):
         return template_of(Path(self.tokenizer).expanduser(), self.template)
 
     def write(self, files: list[File], folder: Path, say: Say) -> None:
-        template = Template(Path(self.tokenizer).expanduser(), self._template)
+        template = Template(Path(self.tokenizer).expanduser(), self._template, images_of(self.images))
         conversations.write(files, self.messages_key, template, folder, say)
 
     def is_complete(self, folder: Path) -> bool:
@@ -85,7 +89,9 @@ class Chat(AtPath):
         template = hashlib.sha256(self._template.encode()).hexdigest()
         fraction = self.held_out
         by = self.encoder.version, version("transformers"), version("jinja2"), *self._beside()
-        return "chat", conversations.FORMAT, self.encoder.digest, template, self.messages_key, fraction, by
+        images = images_of(self.images)
+        seen = () if images is None else (images.digest,)
+        return "chat", conversations.FORMAT, self.encoder.digest, template, self.messages_key, fraction, by, *seen
 
     def _beside(self) -> list[str]:
         """Digests of the other files from which transformers takes tokens, and names for the template."""

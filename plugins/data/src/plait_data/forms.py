@@ -10,17 +10,25 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from plait import PlaitError
+from plait_data.images import is_image, name_of, named_in
 
 Messages = list[dict[str, Any]]
 
 
-def check(messages: Messages, where: str) -> None:
+def check(messages: Messages, where: str, images: bool = False) -> None:
     """Raise PlaitError, naming the message, for parts that are no text, and tool calls that cannot be read."""
     for number, message in enumerate(messages, 1):
         at = f"{where}: message {number}"
         content = message.get("content")
         if isinstance(content, list):
             for place, part in enumerate(content, 1):
+                if is_image(part):
+                    if images:
+                        continue
+                    raise PlaitError(
+                        f"{at}: part {place} of its content is the image {name_of(part)}, and there is no data.images: "
+                        "the model takes text alone, unless model.images names a folder"
+                    ).at("data.images", None, fits="a folder made for model.images")
                 if not isinstance(part, str) and not (isinstance(part, dict) and isinstance(part.get("text"), str)):
                     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
                     raise PlaitError(f"{at}: part {place} of its content is no text, but of type {kind}")
@@ -73,10 +81,11 @@ def best(messages: Messages, render: Callable[[Messages], str]) -> tuple[Message
 def forms(messages: Messages) -> Iterator[Messages]:
     """The messages as they are, then in every other form."""
     called = any(message.get("tool_calls") for message in messages)
+    parts = any(isinstance(message.get("content"), list | dict) for message in messages)
     changes: list[tuple[Callable[[dict[str, Any]], dict[str, Any]], ...]] = [
         (_same, _other_arguments) if called else (_same,),
         (_same, _other_wrapping) if called else (_same,),
-        (_same, _joined) if any(isinstance(m.get("content"), list | dict) for m in messages) else (_same,),
+        (_same, _joined) if parts and not named_in(messages) else (_same,),  # no text stands for an image
         (_same, _filled) if any("content" in m and m["content"] is None for m in messages) else (_same,),
     ]
     for arguments, wrapping, content, missing in itertools.product(*changes):
@@ -116,7 +125,7 @@ def _function(call: Any) -> Any:
 
 def _texts(content: list[Any]) -> list[str]:
     """The texts in a list of parts."""
-    return [part if isinstance(part, str) else part["text"] for part in content]
+    return [part if isinstance(part, str) else part["text"] for part in content if not is_image(part)]
 
 
 def _same(message: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from plait import PlaitError
 from plait.host import reading
 from plait_data import forms
 from plait_data.answers import Known, Span, learned
+from plait_data.images import Images, named_in
 from plait_data.marks import CLOSES, OPENS, SIGNS, has_marks, with_fixed_date, with_signs, without_signs
 from plait_data.special_tokens import special_tokens
 from plait_data.unrendered import spelt, unrendered
@@ -95,7 +96,7 @@ class Template:
     messages that spell a special token out. roles: messages of each role.
     """
 
-    def __init__(self, folder: Path, template: str) -> None:
+    def __init__(self, folder: Path, template: str, images: Images | None = None) -> None:
         from tokenizers import processors
         from transformers import PreTrainedTokenizerFast
 
@@ -117,7 +118,7 @@ class Template:
             | special.stops,
             stops=special.stops,
         )
-        self._template = with_fixed_date(template)
+        self._template, self._images = with_fixed_date(template), images
         self.stops = sorted(str(self.name(number)) for number in special.stops)
         self.ends: Counter[int | None] = Counter()
         self.unrendered: Counter[str] = Counter()
@@ -142,6 +143,8 @@ class Template:
             if not chosen.any() and any(text[span.first : span.last].strip() for span in spans):
                 raise PlaitError(f"{one.where}: the tokenizer does not say which characters its tokens stand for")
             self.ends.update(ends)
+            if self._images is not None:
+                ids, chosen = self._images.expanded(named_in(one.messages), ids, chosen, one.where)
             encoded.append((ids, chosen))
         return encoded
 
@@ -163,7 +166,7 @@ class Template:
 
     def _rendered(self, one: Conversation) -> tuple[str, list[Span]]:
         """The text, and where each answer begins and ends in it."""
-        forms.check(one.messages, one.where)
+        forms.check(one.messages, one.where, images=self._images is not None)
         messages, text = forms.best(one.messages, lambda form: self._apply(one, form))
         self.unrendered.update(unrendered(messages, one.tools, text, self._template))
         self.spelt.update(spelt(messages, self._special))

@@ -14,14 +14,18 @@ from plait_transformers.language import REST, class_of_whole, text_part
 from plait_transformers.one_sentence import one_sentence
 from plait_transformers.parts import parts_in_whole, parts_of
 from plait_transformers.proof import check_text_alone, facts_of
+from plait_transformers.soft_tokens import give_images, tower_of
 from plait_transformers.source import beside, has_weights, read_config
 from plait_transformers.spec import how_found, spec_of
 
 
-def decoder(path: str | None = None, weights: str = "files", config: dict[str, Any] | None = None) -> nn.Module:
+def decoder(
+    path: str | None = None, weights: str = "files", config: dict[str, Any] | None = None, images: str | None = None
+) -> nn.Module:
     """The model of the local folder `path`, or of the keys in `config` alone; names of parameters are transformers'.
 
     weights: "files", those of the folder, or "init".
+    images: a folder that `plait_transformers.images.write` made of `path`; None: no images.
     Raises PlaitError for a folder or keys that are not those of a decoder, and for one that cannot be trained here.
     """
     if weights not in ("files", "init"):
@@ -49,7 +53,9 @@ def decoder(path: str | None = None, weights: str = "files", config: dict[str, A
     model.source, model.kept, model.said = path, read.to_dict(), said
     if part is not None:
         model.whole, model.architecture = type(read), class_of_whole(read).__name__
-        said.append(what_trains(read.model_type, path))
+        said.append(what_trains(read.model_type, path, images))
+    if images is not None:
+        _give_images(model, images)
     if path is not None and weights == "files":
         model.weights_from = os.path.abspath(path)
     if path is not None and (os.path.isfile(os.path.join(path, "tokenizer.json")) or has_weights(path)):
@@ -57,12 +63,27 @@ def decoder(path: str | None = None, weights: str = "files", config: dict[str, A
     return model
 
 
-def what_trains(kind: str, path: str | None) -> str:
+def _give_images(model: Any, folder: str) -> None:
+    if (passed := model.passed_on()) is None:
+        raise PlaitError(
+            f"model.images={folder}, and model.path is no folder with the weights of a model that takes images"
+        ).at("model.images", folder, fits=None)
+    give_images(model, os.path.abspath(folder))
+    if model.images.tower != tower_of(*passed):
+        raise PlaitError(
+            f"model.images={folder} was made by another vision tower than that of model.path={model.source}: make it "
+            "again"
+        ).at("model.images", folder, fits="a folder made for model.path")
+    model.images_from = model.images.folder
+
+
+def what_trains(kind: str, path: str | None, images: str | None = None) -> str:
     """What a user is told of a model with more inputs than text."""
     kept = path is not None and has_weights(path)
     lacks = "lacks the rest, as model.path has no weights of it: from_pretrained draws them"
     rest = "has the rest as it is in model.path" if kept else lacks
-    return f"model: the language part of {kind} trains, on text; an export {rest}"
+    of = "text" if images is None else "text and images, whose features are frozen"
+    return f"model: the language part of {kind} trains, on {of}; an export {rest}"
 
 
 def own_attention(kind: str, facts: ModelFacts) -> str:

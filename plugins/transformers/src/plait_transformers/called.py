@@ -112,6 +112,7 @@ class Called:
     always_masked = False  # also rows that are one document
     whole_rows: tuple[Any, ...] = ()  # blocks that get masks of the family's
     by_document: tuple[Any, ...] = ()  # modules that compute each packed document as a row of its own
+    images: Any = None  # what has the features of tokens that images consist of
     why_no_documents: str = ""  # if packed documents would see each other
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -142,10 +143,20 @@ class Called:
         head: Any = cast(Any, self).get_output_embeddings()
         if head is not None:
             head.rows = len(tokens)
-        result = plain.forward(input_ids=tokens, attention_mask=mask, position_ids=places, use_cache=False).logits
+        given = {"input_ids": tokens} if self.images is None else {"inputs_embeds": self._with_images(tokens)}
+        result = plain.forward(**given, attention_mask=mask, position_ids=places, use_cache=False).logits
         if head is not None:
             head.rows = 0
         return result
+
+    def _with_images(self, tokens: Tensor) -> Tensor:
+        x: Tensor = cast(Any, self).get_input_embeddings()(tokens)
+        if x.shape[:2] != tokens.shape:
+            raise PlaitError(
+                "model.images cannot be used with a strategy that divides tokens between branches, such as tensor "
+                "parallelism with sequence_parallel=true: set strategy.tensor_parallel.sequence_parallel=false"
+            ).at("model.images", self.images.folder, fits=None)
+        return x + self.images(tokens, x)
 
     def warn_if_padding_and_no_attention_mask(self, *args: Any, **kwargs: Any) -> None:
         """transformers looks at the values of tokens here, which costs time on a GPU."""

@@ -40,8 +40,8 @@ def spec_of(model: Any) -> ModelSpec:
         init=patterns(recorded(model), facts.pattern),
         flops=Flops(parameters=matrices, attention=2 * layers * heads * facts.head_width),
         head=facts.head,
-        before=facts.first,
-        after=facts.last,
+        before=facts.first if model.images is None else (),  # stages without the embedding cannot add images
+        after=facts.last if model.images is None else (),
     )
 
 
