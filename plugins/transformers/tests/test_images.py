@@ -7,10 +7,10 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from families import OfFamily, apart
+from families import OfFamily, apart, keys_of
 from grid import BOUND, WHOLE_ROWS
 from safetensors.torch import load_file, save_file
-from test_language import held, keys, loaded, train
+from test_language import KINDS, held, loaded, train
 from torch.nn.functional import cross_entropy
 
 from plait import IGNORE
@@ -30,7 +30,7 @@ TEMPLATE = (
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 VOCAB, NAMES = 400, ("a.png", "b.png", "deep/c.png")
-EACH = ["llava"]
+EACH = ["llava", pytest.param("vipllava", marks=pytest.mark.slow)]
 
 
 def asked(number: int) -> list[dict[str, Any]]:
@@ -58,26 +58,47 @@ def drawn(folder):
     return folder
 
 
-def model_in(folder, kind):
-    """The folder of a small model of the family, with its processor."""
-    from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PreTrainedTokenizerFast
+def llava(tokenizer, template):
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
     from transformers.models.llava.processing_llava import LlavaProcessor
 
-    mark = "<image>"
-    tokenizer_in(folder, vocab=VOCAB - 1)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    tokenizer.add_special_tokens({"additional_special_tokens": [mark]})
-    template = TEMPLATE.replace("MARK", mark)
-    tokenizer.chat_template = template
     of_images = CLIPImageProcessorPil(size={"height": 16, "width": 16}, crop_size={"height": 16, "width": 16})
     more = {"vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
-    processor: Any = LlavaProcessor(of_images, tokenizer, patch_size=8, chat_template=template, **more)
+    return LlavaProcessor(of_images, tokenizer, patch_size=8, chat_template=template, **more)
+
+
+def gemma3(tokenizer, template):
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+    from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+
+    of_images = Gemma3ImageProcessorPil(size={"height": 16, "width": 16})
+    return Gemma3Processor(of_images, tokenizer, image_seq_length=4, chat_template=template)
+
+
+PROCESSORS: dict[str, Any] = {"llava": llava, "vipllava": llava, "gemma3": gemma3}
+SPECIAL = {"image_token": "<image>", "boi_token": "<begin>", "eoi_token": "<end>"}
+
+
+def model_in(folder, kind):
+    """The folder of a small model of the family, with its processor."""
+    from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PreTrainedTokenizerFast
+
+    mark = "<image>"
+    tokenizer_in(folder, vocab=VOCAB - len(SPECIAL))
+    tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder, extra_special_tokens=SPECIAL)
+    template = TEMPLATE.replace("MARK", mark)
+    tokenizer.chat_template = template
+    processor = PROCESSORS[kind](tokenizer, template)
     processor.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    given = keys(kind, vocab_size=VOCAB, max_position_embeddings=256)
+    text = {**keys_of("llama")}
+    text |= {"model_type": kind + "_text", **keys_of(kind + "_text")} if kind == "gemma3" else {}
+    text |= {"vocab_size": VOCAB, "max_position_embeddings": 256}
+    rest = KINDS[kind if kind in KINDS else "llava"][1]
+    given = {**rest, "model_type": kind, "text_config": text}
     given["image_token_index"] = given["image_token_id"] = tokenizer.convert_tokens_to_ids(mark)
-    given["vision_feature_layer"] = -1
+    given |= {"vision_feature_layer": -1} if kind == "llava" else {}
+    given |= {"vision_feature_layers": [-1, -2]} if kind == "vipllava" else {}
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(CONFIG_MAPPING[kind].from_dict(given))
     for tensor in model.state_dict().values():
@@ -252,6 +273,24 @@ def test_features_that_are_not_what_the_model_sees_are_refused(made):
         images._check(whole, given, features, processor.image_token_id, "F")
         with raises_about("model.images", "F", "a family whose images are tokens, such as llava"):
             images._check(whole, given, features.flip(0), processor.image_token_id, "F")
+
+
+def test_words_beside_the_tokens_of_an_image_are_refused(made):
+    from transformers import AutoProcessor
+
+    folder, photos, _, _ = made("llava")
+    processor = AutoProcessor.from_pretrained(folder)
+    images._check_splits(processor, [processor.image_token_id], photos / "a.png")
+    with raises_about("model.images", str(photos / "a.png"), "a processor such as llava's"):
+        images._check_splits(processor, processor.tokenizer.encode("red"), photos / "a.png")
+
+
+def test_a_family_that_gives_images_masks_of_their_own_is_refused(tmp_path):
+    """Within an image of gemma3 tokens see later ones."""
+    folder = model_in(tmp_path / "model", "gemma3")
+    with raises_about("model.images", str(folder), "a family whose images are tokens, such as llava"):
+        write(str(folder), str(drawn(tmp_path / "photos")), str(tmp_path / "seen"))
+    assert not (tmp_path / "seen").exists()
 
 
 def test_other_features_are_other_data(made, tmp_path):

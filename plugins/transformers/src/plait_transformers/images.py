@@ -24,6 +24,7 @@ from plait_transformers.one_sentence import one_sentence
 from plait_transformers.soft_tokens import FEATURES, FORMAT, INDEX, tower_of
 
 KINDS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
+TOKENS = ("image_token_id", "image_token_index")  # keys of a configuration: what a row of features replaces
 BOUND = 1e-3  # of the largest logit, in float32
 
 
@@ -51,8 +52,9 @@ def write(folder: str, photos: str, out: str, dtype: torch.dtype = torch.float32
         of_folder: Any = AutoModelForImageTextToText.from_pretrained
         whole = of_folder(folder, dtype=dtype).eval()
         processor: Any = AutoProcessor.from_pretrained(folder)
-    size, first = part.config.vocab_size, 0
-    token = int(processor.image_token_id)
+        mark = int(processor.image_token_id)
+    size, first, longest = part.config.vocab_size, 0, 0
+    token = next((found for key in TOKENS if (found := getattr(whole.config, key, None)) is not None), mark)
     images, rows = dict[str, list[int]](), list[Tensor]()
     for file in files:
         given = _processed(processor, file, dtype)
@@ -61,8 +63,10 @@ def write(folder: str, photos: str, out: str, dtype: torch.dtype = torch.float32
         soft = ids == token
         if int(soft.sum()) != len(made):
             raise PlaitError(f"{file}: the processor writes {int(soft.sum())} tokens for {len(made)} features")
-        if not rows:
+        if len(made) > longest:  # positions of a single token, say, are like those of text
             _check(whole, given, made, token, folder)
+            longest = len(made)
+        _check_splits(processor, ids[~soft].tolist(), file)
         ids[soft] = size + first + torch.arange(len(made))
         first += len(made)
         images[file.relative_to(photos).as_posix()] = ids.tolist()
@@ -72,7 +76,7 @@ def write(folder: str, photos: str, out: str, dtype: torch.dtype = torch.float32
     (there / INDEX).unlink(missing_ok=True)
     save_file({"features": torch.cat(rows)}, there / FEATURES)
     digest = hashlib.sha256((there / FEATURES).read_bytes()).hexdigest()
-    index = {"format": FORMAT, "vocabulary": size, "token": token, "features": digest, "images": images}
+    index = {"format": FORMAT, "vocabulary": size, "token": mark, "features": digest, "images": images}
     index["tower"] = tower_of(folder, passed[1])
     (there / INDEX).write_text(json.dumps(index), encoding="utf-8")
 
@@ -89,6 +93,16 @@ def _processed(processor: Any, file: Path, dtype: torch.dtype) -> dict[str, Tens
     with one_sentence(f"{file}: the processor ends with"):
         given = processor(text=processor.image_token, images=[image], add_special_tokens=False, return_tensors="pt")
     return {name: each.to(dtype) if each.is_floating_point() else each for name, each in given.items()}
+
+
+def _check_splits(processor: Any, ids: list[int], file: Path) -> None:
+    """Raises PlaitError if an image's tokens hold words: in a conversation these might join those around it."""
+    known = processor.tokenizer.added_tokens_decoder
+    if words := [one for one in dict.fromkeys(ids) if one not in known]:
+        raise PlaitError(
+            f"{file}: the processor writes {processor.tokenizer.decode(words)!r} beside the tokens of an image, which "
+            "may join the words around it: model.images takes images whose tokens are all special ones"
+        ).at("model.images", str(file), fits="a processor such as llava's")
 
 
 def _features(whole: Any, given: dict[str, Tensor]) -> Tensor:
