@@ -1,8 +1,9 @@
 """`make grid`: every family of decoders of transformers under strategies, against one process; the README's table.
 
-python plugins/transformers/tests/grid.py [FAMILY ...] [--write PAGE]
+python plugins/transformers/tests/grid.py [FAMILY ...] [--write PAGE] [--transformers VERSION]
 
-With families, only their rows of the page change, and the page says which day they are of.
+With families, only their rows of the page change, and the page says which day they are of. `--transformers 5.24.0`, or
+anything else that pip takes, runs it with that transformers, and says which families end otherwise than in the table.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import attrs
 
 sys.path.insert(0, str(Path(__file__).parent))  # here and in the ranks
 import families
+import releases
 
 from plait import PlaitError
 from plait_testing.pool import Pool, RankError
@@ -199,19 +201,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make grid", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("families", nargs="*", help="only these")
     parser.add_argument("--write", type=Path, help="the page that gets the table")
+    parser.add_argument("--transformers", metavar="VERSION", help="with this one, or with what pip takes by this name")
+    parser.add_argument("--beside-the-page", action="store_true", help=argparse.SUPPRESS)  # with that transformers
     options = parser.parse_args()
+    if options.transformers:
+        page = [f"--write={options.write}"] if options.write else []
+        return releases.again_with(options.transformers, [*options.families, *page])
+    writes = options.write if not options.beside_the_page else None
     pool, found = Pool(2), dict[str, dict[str, Outcome]]()
     try:
         for kind in options.families or kinds():
             found[kind] = outcomes(pool, kind)
-            if options.write and options.families:
-                write(options.write, merged(options.write, {kind: found[kind]}))
+            if writes and options.families:
+                write(writes, merged(writes, {kind: found[kind]}))
             print(f"{kind}: {', '.join(f'{n} {o.said}'.strip() for n, o in found[kind].items())}", flush=True)
     finally:
         pool.close()
-    print(f"\n{table(found)}")
-    if options.write and not options.families:
-        write(options.write, table(found))
+    if options.beside_the_page:
+        lines = releases.changed(read(PAGE)[0], found, version("transformers"))
+        print("\n" + "\n".join(lines))
+        if options.write:
+            releases.write(options.write, lines)
+    else:
+        print(f"\n{table(found)}")
+        if writes and not options.families:
+            write(writes, table(found))
     return any(one.said == "WRONG" for by_strategy in found.values() for one in by_strategy.values())
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from grid import BEGIN, END, PAGE, UNDER, Outcome, table, told, write
+from releases import changed
 
 GRID = Path(__file__).with_name("grid.py")
 
@@ -64,3 +65,12 @@ def test_the_grid_of_a_few_families(tmp_path):
     assert f"| phi3 | exact | exact | exact | {whole} | no experts |" in text
     assert f"| opt | exact | exact | exact | {whole}; sequence_parallel=false | no experts |" in text
     assert "- hrm_text: model=transformers cannot train FAMILY: it mixes tokens outside" in text
+
+
+def test_another_release_says_which_families_end_otherwise():
+    exact, refused = {"ddp": Outcome("exact")}, {"": Outcome("not trained", note="it draws numbers")}
+    before = {"a": exact, "b": exact}
+    first, _, *lines = changed(before, {"a": exact, "b": refused, "c": exact}, "9.9")
+    assert first.startswith("transformers 9.9, ")
+    assert first.endswith(": 1 of 3 families end as in the table.")
+    assert lines == ["- b: ddp exact -> not trained (it draws numbers)", "- c: not there -> ddp exact"]
