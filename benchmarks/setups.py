@@ -97,9 +97,10 @@ def main() -> None:
             loads.append(os.getloadavg()[0])
             rows.append(f"| {words} | {' | '.join(cells(target, needs, cwd))} |")
             print(rows[-1], flush=True)
-    if "--write" in sys.argv:
-        said = "" if names else tables.measured(TORCH.removeprefix("torch=="), loads)
-        tables.write(tables.PAGE, head, 1, rows, said)
+            if "--write" in sys.argv:
+                tables.write(tables.PAGE, head, 1, rows[-1:])
+    if "--write" in sys.argv and not names:
+        tables.write(tables.PAGE, head, 1, rows, tables.measured(TORCH.removeprefix("torch=="), loads))
 
 
 if __name__ == "__main__":
