@@ -10,7 +10,8 @@ import pytest
 from plait import ModelSpec
 from plait.commands.main import run
 from plait.contract.config import Config
-from plait_testing.verify import _run, _vocab
+from plait.host import compose
+from plait_testing.verify import _run, _vocab, plan
 from tests.helpers.fakes import distribution, forget
 
 pytest.importorskip("plait_tensor_parallel")
@@ -204,6 +205,12 @@ def test_a_model_in_which_nothing_trains(plait_project):
     done = plait_project("verify", *TENSOR, "model.apart=dead")
     assert done.code == 1
     assert done.err == "plait: all gradients of one process are zero, so there is nothing to compare with\n"
+
+
+@pytest.mark.parametrize(("said", "ranks"), [("auto", 2), (1, 2), (4, 4)])
+def test_as_many_ranks_as_a_run_would_have_but_never_one(said, ranks):
+    config = compose(["strategy=[fsdp2]", f"launch.nproc_per_node={said}", "model.n_layers=1", "model.dim=32"])
+    assert plan(config).layout.world_size == ranks
 
 
 def test_initial_values_that_depend_on_the_rank(plait_project):

@@ -34,7 +34,7 @@ Shows what is wrong and the usual causes. Exit code: 0 if everything agrees, 1 i
 With FILE.py::function, or module:function, it compares parallel code of any framework, which the function describes by
 a plait.testing.Comparison (docs/verify-any-code.md). Exit code 2: it could not be compared."""
     parser.take_overrides()
-    parser.take_world(least=2, default="the fewest with which each of the strategies' axes has more than one")
+    parser.take_world(least=2, default="launch.nproc_per_node, or the fewest with which each axis has more than one")
     command.arguments(parser)
     parser.epilog = """\
 Needs cloudpickle: pip install 'plait-testing[testing]'.
@@ -95,6 +95,7 @@ def plan(config: "Config", world: int | None = None) -> "Checked":
     from plait.host import check, check_ranks, plugins
     from plait_testing.strategies import is_own, others
 
+    said = config.launch.nproc_per_node
     config = attrs.evolve(
         config,
         precision=Precision("float64", "float64", "float64"),
@@ -115,7 +116,7 @@ def plan(config: "Config", world: int | None = None) -> "Checked":
 
     def ranks(assembly: "Assembly") -> int:
         _small_enough(assembly)
-        return world or _fewest(assembly)
+        return world or (said if isinstance(said, int) and said > 1 else _fewest(assembly))
 
     checked = check(config, ranks)
     check_ranks(checked.layout.world_size, "cpu")
