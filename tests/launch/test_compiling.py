@@ -1,6 +1,7 @@
 """A rank that compiles does not hang, and no more does a rank that waits for it."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -71,7 +72,8 @@ def test_a_graph_may_compile_for_longer_than_the_timeout_but_not_without_end(tmp
     assert not (tmp_path / "said-1").exists()
     assert ranks[1].returncode == HUNG
     errors = said[1][1]
-    assert "rank 1 made no progress for 4 s (launch.timeout_seconds=2) in: a step, whose graph compiles" in errors
+    assert (waited := re.search(r"rank 1 made no progress for (\d+) s \(.*\) in: a step, whose graph compiles", errors))
+    assert int(waited[1]) >= 4  # twice launch.timeout_seconds
     assert "in compiles" in errors
 
 
