@@ -14,31 +14,32 @@ SMOOTHED, EXPERTS, CHOSEN = 0.1, 4, 2
 
 
 class Summed(torch.autograd.Function):
-    """The sum over ranks, whose gradient is that of each summand."""
+    """The sum over ranks, whose gradient is that of each summand. group: None: of all ranks."""
 
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx, x, group=None):
         x = x.clone()
-        dist.all_reduce(x)
+        dist.all_reduce(x, group=group)
         return x
 
     @staticmethod
     def backward(ctx, grad):
-        return grad
+        return grad, None
 
 
 class Copied(torch.autograd.Function):
-    """The same on each rank, whose gradient is the sum over ranks."""
+    """The same on each rank, whose gradient is the sum over ranks. group: None: of all ranks."""
 
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx, x, group=None):
+        ctx.group = group
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, grad):
         grad = grad.clone()
-        dist.all_reduce(grad)
-        return grad
+        dist.all_reduce(grad, group=ctx.group)
+        return grad, None
 
 
 def divided_head(model, mesh):

@@ -146,7 +146,7 @@ def run(config, folder, until):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("states", [pytest.param("bfloat16", marks=pytest.mark.slow), "8bit"])
+@pytest.mark.parametrize("states", ["bfloat16", "8bit"])
 def test_a_resumed_run_skips_and_rounds_as_it_would_have(plait_ranks, tmp_path, states):
     """The 9th step is a spike by norms of steps before the stop, after the 5th."""
     ends = []

@@ -62,8 +62,9 @@ def of_machine(config: Config) -> Facts:
         if isinstance(value, str) and key != OUTPUT and _may_be_a_path(key, value):
             facts |= {("files", f"{key}={file}"): digest for file, digest in _files(Path(value))}
     data = dict(config.data)
-    for key in (one for one in ("tokenizer", "images") if data.get(one) == "auto"):
-        data[key] = getattr(build_model(config.model)[0], f"{key}_from", None) or "auto"
+    if asked := [key for key in ("tokenizer", "images") if data.get(key) == "auto"]:
+        model = build_model(config.model)[0]
+        data |= {key: getattr(model, f"{key}_from", None) or "auto" for key in asked}
     facts["data", "data"] = build_source(data).fingerprint()
     return facts
 

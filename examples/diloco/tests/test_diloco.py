@@ -63,7 +63,7 @@ def resumed(strategies, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("beside", [{"fsdp2": {}}, pytest.param(TENSOR, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("beside", [{"fsdp2": {}}, TENSOR])
 def test_a_resumed_run_goes_on_bitwise_over_two_meetings(plait_ranks, tmp_path, beside):
     strategies = {"diloco": {"degree": 2, "every": 2}, **beside}
     before = plait_ranks.run(saved, strategies, tmp_path, world=4)

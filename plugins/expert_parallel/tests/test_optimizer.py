@@ -20,13 +20,8 @@ def trained(strategies, kernels):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kernels", [{"fused": True}, pytest.param({"foreach": True}, marks=pytest.mark.slow)], ids=["fused", "foreach"]
-)
-@pytest.mark.parametrize(
-    "layout",
-    [*(pytest.param(x, marks=pytest.mark.slow) for x in ("fsdp2 x ep 2", "hsdp 2x2 x ep 2")), "fsdp2 x tp 2 x ep 4"],
-)
+@pytest.mark.parametrize("kernels", [{"fused": True}, {"foreach": True}], ids=["fused", "foreach"])
+@pytest.mark.parametrize("layout", ["fsdp2 x ep 2", "hsdp 2x2 x ep 2", "fsdp2 x tp 2 x ep 4"])
 def test_same_parameters(plait_ranks, layout, kernels):
     world, strategies = LAYOUTS[layout]
     ((norms, one),) = plait_ranks.run(trained, {}, kernels, world=1)

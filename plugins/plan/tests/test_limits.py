@@ -23,9 +23,7 @@ def with_room(bytes_: int) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("more", "before"), [([], 5), pytest.param(["strategy.fsdp2.replicate=2"], 4, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("more", "before"), [([], 5), (["strategy.fsdp2.replicate=2"], 4)])
 def test_one_rank_less_than_the_smallest_world_is_too_few(more: list[str], before: int) -> None:
     run = [*with_room(plan(compose([*TINY, *more]), 6).memory.peak), *more]
     reached = limit(Request(run), "world", largest=False)

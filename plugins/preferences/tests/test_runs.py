@@ -88,13 +88,8 @@ LAYOUTS = {
 }
 
 
-SLOW = ("fsdp2", "pipeline and fsdp2")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "layout", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in LAYOUTS]
-)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_has_the_rows_of_one_process(plait_ranks, home, alone, tmp_path, layout):
     strategies, world = LAYOUTS[layout]
     found = plait_ranks.run(rows_of, config(home, strategies, world), tmp_path, world=world)[0]

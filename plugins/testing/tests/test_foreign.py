@@ -136,34 +136,12 @@ def local(model, mesh):
     """Tensor parallelism by hand: plain tensors, of which each rank holds a part."""
     group, size, rank = mesh["tp"].get_group(), mesh["tp"].size(), mesh["tp"].get_local_rank()
 
-    class Summed(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            x = x.clone()
-            torch.distributed.all_reduce(x, group=group)
-            return x
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad
-
-    class Copied(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, grad):
-            grad = grad.clone()
-            torch.distributed.all_reduce(grad, group=group)
-            return grad
-
     for block in model.blocks:
         for linear, dim in ((block.up, 0), (block.down, 1)):
             linear.weight = nn.Parameter(linear.weight.detach().chunk(size, dim)[rank].clone())
         block.up.bias = nn.Parameter(block.up.bias.detach().chunk(size)[rank].clone())
-        block.up.register_forward_pre_hook(lambda module, args: Copied.apply(args[0]))
-        block.down.register_forward_hook(lambda module, args, output: Summed.apply(output))
+        block.up.register_forward_pre_hook(lambda module, args: foreign_parts.Copied.apply(args[0], group))
+        block.down.register_forward_hook(lambda module, args, output: foreign_parts.Summed.apply(output, group))
     shards = {"*.up.*": (0, "tp"), "*.down.weight": (1, "tp")}
     return Parallel(model, shards=shards)
 

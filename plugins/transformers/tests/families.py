@@ -1,12 +1,17 @@
 """Small models of many families, and how they are compared with one process."""
 
+from pathlib import Path
 from typing import Any
 
 import attrs
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from plait.checkpoint.init_from import check_weights, read_weights
+from plait.parallel.state import shapes, tied_names
 from plait.testing import Trial, TrialResult, train, worst_gradient
 from plait_testing.widened import Widened
+from plait_transformers.build import decoder
 from plait_transformers.encoders import is_encoder
 from plait_transformers.language import text_part
 from plait_transformers.source import usual_of
@@ -135,3 +140,14 @@ def apart(found: TrialResult, wanted: TrialResult) -> tuple[float, str]:
         if not value.equal(found.initial[name]):
             return float("inf"), f"initial {name}"
     return worst_gradient(found, wanted)
+
+
+def read(folder: Path) -> tuple[Any, dict[str, Tensor]]:
+    """(the model of `folder`, on meta; its parameters as the files have them, NaN where they have none)."""
+    with torch.device("meta"):
+        model: Any = decoder(path=str(folder))
+    parts, ties, sizes = model.weight_parts(), tied_names(model), shapes(model)
+    check_weights(folder, sizes, ties, parts)
+    ours = {fqn: torch.full(size, torch.nan) for fqn, size in sizes.items()}
+    read_weights(folder, ours, ties, parts=parts)
+    return model, ours

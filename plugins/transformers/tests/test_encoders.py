@@ -5,16 +5,14 @@ import json
 
 import pytest
 import torch
-from families import keys_of
+from families import keys_of, read
 from safetensors.torch import load_file
 from test_families import check
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from plait.checkpoint.export import export
-from plait.checkpoint.init_from import check_weights, read_weights
 from plait.commands.main import run
 from plait.host import metrics
-from plait.parallel.state import shapes, tied_names
 from plait.testing import raises_about
 from plait_transformers import attention, both_ways, proof
 from plait_transformers.build import decoder
@@ -161,13 +159,8 @@ def test_gradients_of_packed_documents(kind, under, plait_ranks):
 @pytest.mark.parametrize("kind", [kind if kind == "bert" else pytest.param(kind, marks=SLOW) for kind in KINDS])
 def test_files_are_read_and_written(kind, tmp_path):
     theirs = saved(tmp_path / "theirs", kind)
-    with torch.device("meta"):
-        model = decoder(path=str(tmp_path / "theirs"))
-    parts, ties, sizes = model.weight_parts(), tied_names(model), shapes(model)
-    check_weights(tmp_path / "theirs", sizes, ties, parts)
-    ours = {fqn: torch.full(size, torch.nan) for fqn, size in sizes.items()}
-    read_weights(tmp_path / "theirs", ours, ties, parts=parts)
-    export(ours, tmp_path / "ours", is_writer=True, parts=parts)
+    model, ours = read(tmp_path / "theirs")
+    export(ours, tmp_path / "ours", is_writer=True, parts=model.weight_parts())
     there, here = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "ours"))
     assert {name for name in there if not torch.equal(there[name], here[name])} == set()
     assert here.keys() == there.keys() == theirs.state_dict().keys() & there.keys()

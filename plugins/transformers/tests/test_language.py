@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from families import apart, keys_of, result
+from families import apart, keys_of, read, result
 from grid import BOUND, UNDER
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 
 from plait import PlaitError
 from plait.checkpoint.export import export
-from plait.checkpoint.init_from import check_weights, read_weights
+from plait.checkpoint.init_from import read_weights
 from plait.checkpoint.passed_on import passed_on
 from plait.host import check, compose
 from plait.parallel.initialize import initialise, materialise
@@ -105,15 +105,10 @@ def test_gradients_are_those_of_the_whole_model(kind, tmp_path):
 @pytest.mark.parametrize("kind", EACH)
 def test_files_of_the_whole_are_read_and_written(kind, tmp_path):
     saved(tmp_path / "theirs", kind)
-    with torch.device("meta"):
-        model = decoder(path=str(tmp_path / "theirs"))
-    parts, ties, sizes = model.weight_parts(), tied_names(model), shapes(model)
-    check_weights(tmp_path / "theirs", sizes, ties, parts)
-    ours = {fqn: torch.full(size, torch.nan) for fqn, size in sizes.items()}
-    read_weights(tmp_path / "theirs", ours, ties, parts=parts)
+    model, ours = read(tmp_path / "theirs")
     assert [fqn for fqn, tensor in ours.items() if tensor.isnan().any()] == []
     trained = {fqn: tensor + 1 for fqn, tensor in ours.items()}
-    export(trained, tmp_path / "ours", is_writer=True, parts=parts, others=passed_on(model))
+    export(trained, tmp_path / "ours", is_writer=True, parts=model.weight_parts(), others=passed_on(model))
     there, here = held(tmp_path / "theirs"), held(tmp_path / "ours")
     assert here.keys() == there.keys()
     rest = {name for name in there if torch.equal(here[name], there[name])}

@@ -93,17 +93,12 @@ def gone_on(applied, optimizer):
     ("strategies", "world"),
     [
         ({"zero": {}, "tensor_parallel": {"degree": 2}}, 4),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ({"zero": {}}, 4),
-                ({}, 1),
-                ({"zero": {"stage": 1}}, 2),
-                ({"zero": {}, "pipeline": {"degree": 2}}, 4),
-                ({"fsdp2": {}}, 2),
-                ({"ddp": {}}, 4),
-            )
-        ),
+        ({"zero": {}}, 4),
+        ({}, 1),
+        ({"zero": {"stage": 1}}, 2),
+        ({"zero": {}, "pipeline": {"degree": 2}}, 4),
+        ({"fsdp2": {}}, 2),
+        ({"ddp": {}}, 4),
     ],
     ids=str,
 )

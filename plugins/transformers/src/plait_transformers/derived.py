@@ -47,12 +47,13 @@ def derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], lo
         for name, of in way.counted.items():
             counted[facts.pattern(name)] = {a: (facts.pattern(m), fixed) for a, (m, fixed) in of.items()}
     roles |= _others(model, facts, roles)
-    begin, end = _ends(model, watch, blocks) if can_be_cut(model, watch, blocks, logits) else ((), ())
+    ends = _ends(model, watch, blocks)
+    begin, end = ends if can_be_cut(model, watch, blocks, logits) else ((), ())
     head = next(
         (
             fqn
             for fqn, call in watch.calls.items()
-            if fqn in _ends(model, watch, blocks)[1]
+            if fqn in ends[1]
             and call.result is not None
             and call.result.data_ptr() == logits.data_ptr()
             and call.result.shape == logits.shape

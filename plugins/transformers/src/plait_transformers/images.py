@@ -10,7 +10,6 @@ features, in place of a row of the embedding. So an image is in a batch, and on 
 import argparse
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,33 +106,20 @@ def _check_splits(processor: Any, ids: list[int], file: Path) -> None:
 
 def _features(whole: Any, given: dict[str, Tensor]) -> Tensor:
     """(tokens, D) of one image."""
-    others = {name: each for name, each in given.items() if name not in ("input_ids", "attention_mask")}
+    of_text = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
     with one_sentence("the vision tower ends with"):
-        found = whole.get_image_features(**_taken(others))
+        found = whole.get_image_features(**{name: each for name, each in given.items() if name not in of_text})
     found = getattr(found, "pooler_output", found)
-    made = torch.cat([*_flat(found)])
-    return made.contiguous()
-
-
-def _taken(given: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: each for name, each in given.items() if "token_type" not in name}
-
-
-def _flat(found: Any) -> Iterator[Tensor]:
-    for each in found if isinstance(found, list | tuple) else [found]:
-        yield each.flatten(0, -2)
+    return torch.cat([each.flatten(0, -2) for each in (found if isinstance(found, list | tuple) else [found])])
 
 
 def _check(whole: Any, given: dict[str, Tensor], made: Tensor, token: int, folder: str) -> None:
     """Raises PlaitError unless the features, as tokens of text, give the logits of the image."""
-    ids = torch.cat([given["input_ids"], given["input_ids"].new_tensor([[5, 6, 7, 8]])], 1)  # text behind the image
-    longer = {
-        n: torch.cat([x, x.new_full((1, 4), int(n == "attention_mask"))], 1)
-        if x.shape == given["input_ids"].shape and n != "input_ids"
-        else x
-        for n, x in given.items()
-    }
-    wanted = whole(**{**longer, "input_ids": ids}, use_cache=False).logits
+    behind = {"input_ids": [5, 6, 7, 8], "attention_mask": [1] * 4}  # text behind the image; other marks are 0 for it
+    of_tokens = {name for name, each in given.items() if each.shape == given["input_ids"].shape}
+    longer = given | {n: torch.cat([given[n], given[n].new_tensor([behind.get(n, [0] * 4)])], 1) for n in of_tokens}
+    ids = longer["input_ids"]
+    wanted = whole(**longer, use_cache=False).logits
     embedded = whole.get_input_embeddings()(ids)
     embedded[ids == token] = made.to(embedded.dtype)
     found = whole.get_decoder()(inputs_embeds=embedded, use_cache=False).last_hidden_state

@@ -45,7 +45,7 @@ def divided_spans(fqn: str, block: nn.Module, watch: Watch, others: Collection[s
                     own = {name: axes for name, axes in division.axes.items() if {*axes} - {None}}
                     yield Span(_around(readers, writer, watch), writer, attrs.evolve(division, axes=own))
                     break
-            except Exception:
+            except Exception:  # a half that the block cannot compute is no share of it
                 continue
 
 

@@ -48,9 +48,8 @@ def spec_of(model: Any) -> ModelSpec:
 def how_found(facts: ModelFacts) -> dict[str, str]:
     """Pattern -> how what the spec says of these modules was found."""
     found = {facts.blocks: "blocks: the list with as many modules as the model has layers"}
-    for branch in (
-        b for b in facts.branches if not any(b in (end, reader) for end, (reader, _) in facts.spans.items())
-    ):
+    of_spans = {pattern for end, (reader, _) in facts.spans.items() for pattern in (end, reader)}
+    for branch in (each for each in facts.branches if each not in of_spans):
         its = [a for fqn, axes in facts.roles.items() if fqn.startswith(f"{branch}.") for a in axes]
         axes = (str(a) if isinstance(a, UnequalParts) else name_of(a) for a in its)
         divided = ", ".join(dict.fromkeys(a for a in axes if a not in (None, "embed", "experts")))

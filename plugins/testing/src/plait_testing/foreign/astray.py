@@ -7,7 +7,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from plait_testing.foreign.bisected import RETURNS, Looked, Spot, agrees, first, near, rows
+from plait_testing.foreign.bisected import RETURNS, Looked, Spot, agrees, near, rank_and_distance, rows
 from plait_testing.foreign.causes import Cause, groups
 from plait_testing.foreign.subject import Comparison
 
@@ -40,7 +40,7 @@ def first_astray(comparison: Comparison, one: Looked, ranks: Sequence[Looked], w
         if fine:
             after = _words(one, key)
         elif fine is False:
-            rank, off = first(comparison, found, right.double(), within)
+            rank, off = rank_and_distance(comparison, found, right.double(), within)
             values = [ran.values[key].double() for ran in ranks]
             seen = _Seen(comparison, _words(one, key), one.values[key].double(), right.double(), values, found, within)
             cause = seen.masked() or (seen.uniform() if key[1] == RETURNS else None)

@@ -101,7 +101,7 @@ def first_apart(
         if fine:
             before = name
         elif fine is False:
-            rank, off = first(comparison, own, right, within)
+            rank, off = rank_and_distance(comparison, own, right, within)
             return Diverged(name, kinds[name], before, rank, off)
     return None
 
@@ -144,7 +144,10 @@ def _forms(comparison: Comparison, found: Sequence[Tensor]) -> Iterator[Sequence
             yield summed
 
 
-def first(comparison: Comparison, found: Sequence[Tensor], right: Tensor, within: float) -> tuple[int, float]:
+def rank_and_distance(
+    comparison: Comparison, found: Sequence[Tensor], right: Tensor, within: float
+) -> tuple[int, float]:
+    """The first rank whose tensor is not `right`, and how far it is off, relative."""
     for rank, each in enumerate(found):
         wanted = rows(comparison, right, rank)
         if each.shape == wanted.shape and not near(each, wanted, within):
