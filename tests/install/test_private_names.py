@@ -28,6 +28,7 @@ SEAMS = {
     "core/plait/system/torch_internals/memory.py": "memory",
     "core/plait/system/torch_internals/meshes.py": "device meshes",
     "core/plait/system/torch_internals/modules.py": "hooks and children of modules",
+    "plugins/testing/src/plait_testing/propagated.py": "DTensor's sharding propagation",
     "plugins/testing/src/plait_testing/torch_internals.py": "hooks, groups, modes and caches that suites look at",
     "examples/ddp/src/plait_ddp/buckets.py": "the end of backward",
     "plugins/autoparallel/src/plait_autoparallel/advisor/strategies.py": "DTensor's sharding propagation",

@@ -46,9 +46,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def plait_ranks(request: pytest.FixtureRequest) -> "Iterator[Pool]":
     """The one pool of 4 ranks of this session; starts at its first use."""
-    from plait_testing.pool import Pool
+    from plait_testing.pool import OF_SUITES, Pool
 
-    pool = Pool(4, request.config.getoption("--plait-backend"), request.config.getoption("--plait-timeout"))
+    backend, timeout = (request.config.getoption(f"--plait-{name}") for name in ("backend", "timeout"))
+    pool = Pool(4, backend, timeout, preload=OF_SUITES)
     yield pool
     pool.close()
 

@@ -19,8 +19,14 @@ from typing import Any
 import cloudpickle
 
 from plait.host import Scratch, forget_plans
+from plait_testing.propagated import keep
 from plait_testing.torch_internals import PRELOADED, forget_compiled
 
+OF_SUITES = (  # what ranks import for suites
+    *PRELOADED,
+    *("plait_testing.suite", "plait_testing.optimizer_suite", "plait_testing.whole_run", "plait_testing.leaks"),
+    *("plait_models.llama3", "plait_models.deepseek_v3", "plait.train.trainer"),
+)
 # torch 2.11's compiler asks for GPUs when it is imported. Asked by the CUDA runtime, no fork may use a GPU afterwards.
 COUNTED_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 RUNS = 100  # of one set of ranks
@@ -41,12 +47,18 @@ class Pool:
     >>> pool.run(train, 3, world=2)   # [train(3) on rank 0, train(3) on rank 1]
 
     imports: modules that all ranks import as they start, beside what the first ones are already asked to do.
+    preload: modules that the process imports of which ranks are forks, if this pool is the first in this process.
     """
 
     def __init__(
-        self, size: int = 4, backend: str = "gloo", timeout: float = 120.0, imports: Sequence[str] = ()
+        self,
+        size: int = 4,
+        backend: str = "gloo",
+        timeout: float = 120.0,
+        imports: Sequence[str] = (),
+        preload: Sequence[str] = PRELOADED,
     ) -> None:
-        self.size, self.backend, self.timeout, self.imports = size, backend, timeout, imports
+        self.size, self.backend, self.timeout, self.imports, self.preload = size, backend, timeout, imports, preload
         self.kept: dict[str, Any] = {}  # answers that tests share
         self._scratch = Scratch()
         self.folder = self._scratch.path
@@ -154,7 +166,7 @@ class Pool:
         self._scratch.close()
 
     def _start(self) -> None:
-        context = begin()
+        context = begin(self.preload)
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(
@@ -184,13 +196,13 @@ class Pool:
         return "\n".join(f"{file.stem}:\n{file.read_text(encoding='utf-8')}" for file in files)
 
 
-def begin() -> Any:
+def begin(preload: Sequence[str] = PRELOADED) -> Any:
     """Starts the process whose forks are ranks, which imports torch while the caller goes on; returns multiprocessing's
     context that makes them."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault(COUNTED_BY_NVML, "1")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    context.set_forkserver_preload(list(preload))
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # ranks inherit it: Ctrl-C is for their parent
         forkserver.ensure_running()
@@ -226,6 +238,7 @@ def _serve(rank: int, pipe: Connection, stack_file: str, backend: str, imports: 
     for module in imports:
         with contextlib.suppress(Exception):  # what needs it raises it again, and is answered
             importlib.import_module(module)
+    keep()
     gc.freeze()  # existing objects stay: no collection needs to look at them
     while True:
         try:
