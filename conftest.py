@@ -62,5 +62,6 @@ def _has_a_like(strategy: str, other: str | None) -> bool:
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()  # what was imported and collected stays: no collection needs to look at it
+    gc.set_threshold(20_000, 20)  # instead of 700: a twentieth of the time of tests that compose configs
     if getattr(session.config.option, "loadgroup", False) and not all("@" in item.nodeid for item in session.items):
         raise pytest.UsageError("this pytest-xdist keeps no groups under this pytest: two pools would fight for cores")

@@ -1,5 +1,6 @@
 """Finds an option's file: the user's own one comes first, and two packages may not both define it."""
 
+import copy
 import importlib.resources
 import os
 from typing import Any
@@ -20,6 +21,12 @@ class Options(Repository):
     def __init__(self, search_path: Any) -> None:
         super().__init__(search_path)
         self._known: dict[str, list[Any]] = {}  # an option's path -> the sources that have it
+
+    def __deepcopy__(self, memo: Any) -> "Options":
+        """Hydra wants a copy whose sources it replaces, at each composition; to copy these too takes a tenth of it."""
+        copied = copy.copy(self)
+        copied._known = {}
+        return copied
 
     def load_config(self, config_path: str) -> Any:
         """Raises PlaitError if it is an option of two packages, and the user has none of that name."""
