@@ -1,5 +1,6 @@
 """What the agent of a machine does to ranks."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from plait.launch import agent
-from plait.launch.agent import Agent, _Rank
+from plait.launch.agent import Agent, ProcessExits, _Rank
 from tests.helpers.pretending import pretend
 
 
@@ -32,6 +33,22 @@ def test_a_fork_that_has_just_ended_can_be_closed(tmp_path: Path) -> None:
     )
     rank.close(signal.SIGTERM)
     rank.close(signal.SIGKILL)
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux tells of the end of a process")
+def test_the_agent_sleeps_until_a_rank_ends() -> None:
+    living = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]
+    ends = ProcessExits(each.pid for each in living)
+    woken = threading.Event()
+    waiting = threading.Thread(target=lambda: (ends.wait(600), woken.set()))
+    waiting.start()
+    assert not woken.wait(0.1)
+    living[1].communicate(b"\n")
+    waiting.join(60)
+    assert woken.is_set()
+    living[0].communicate(b"\n")
+    ends.close()
+    ends.wait(600)  # knows of none
 
 
 BLOCKED = """

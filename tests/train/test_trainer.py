@@ -135,23 +135,29 @@ def test_data_takes_a_part_of_the_time(trained):
     assert sum(taken) < found["seconds"]
 
 
-def collectives(node, folder, slow):
-    """(names of the collectives that follow the optimizer's in a step, its row of metrics) of a rank, of which number
-    `slow` has more work."""
-    import torch.distributed as dist
+def sent(names):
+    """What appends to `names` those of the collectives inside it."""
     from torch.utils._python_dispatch import TorchDispatchMode
-
-    from plait.parallel.applied import Applied
-    from plait.records.run_folder import RunFolder
-    from plait.train import trainer as module
-
-    names = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             if func.namespace in ("c10d", "_c10d_functional") and "wait" not in func.name():
                 names.append(func.name())
             return func(*args, **(kwargs or {}))
+
+    return Watch()
+
+
+def collectives(node, folder, slow):
+    """(names of the collectives that follow the optimizer's in a step, its row of metrics) of a rank, of which number
+    `slow` has more work."""
+    import torch.distributed as dist
+
+    from plait.parallel.applied import Applied
+    from plait.records.run_folder import RunFolder
+    from plait.train import trainer as module
+
+    names = []
 
     def work(*_):
         until = time.thread_time() + BUSY * (dist.get_rank() == slow)
@@ -168,7 +174,7 @@ def collectives(node, folder, slow):
     trainer.restore()
     trainer.train_step()[0].row()
     trainer.parts[0].register_forward_pre_hook(work)
-    with mock.patch.object(Applied, "step", step), Watch():
+    with mock.patch.object(Applied, "step", step), sent(names):
         metrics, _ = trainer.train_step()
         row = metrics.row()
     return names, row
@@ -184,6 +190,28 @@ def test_a_slow_rank_is_named_without_a_further_collective(plait_ranks, tmp_path
         assert row["slowest_rank"] == slow
         assert row["slowest_seconds"] - row["rank_seconds"] > BUSY / 2
         assert len(names) == 1, names  # with loss and memory
+
+
+def alone(node, folder):
+    """(names of the collectives of a step, its row) of a run on one rank."""
+    from plait.records.run_folder import RunFolder
+    from plait.train import trainer as module
+
+    names = []
+    trainer = module.Trainer(node, RunFolder(folder), lambda text: None)
+    trainer.restore()
+    with sent(names):
+        row = trainer.train_step()[0].row()
+    return names, row
+
+
+def test_one_rank_asks_nobody(plait_ranks, tmp_path):
+    node = check(compose(whole_run.overrides({}, tmp_path, 1)), 1).config
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "versions.json").write_text("{}")
+    [(names, row)] = plait_ranks.run(alone, node, tmp_path / "own", world=1)
+    assert names == []
+    assert row["loss"] > 0
 
 
 def test_a_deterministic_run_asks_torch_for_repeatable_algorithms(trained):

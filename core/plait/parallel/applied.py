@@ -62,6 +62,7 @@ class Applied:
     whole: "WholeModel | None" = None
     steps: int = 0
     own_optimizer: torch.optim.Optimizer | None = None
+    _optimized: list[nn.Parameter] = attrs.field(factory=list, init=False)
     observers: Mapping[str, Any] = attrs.field(factory=dict)
 
     def parameters(self) -> list[nn.Parameter]:
@@ -82,7 +83,7 @@ class Applied:
         Called by all ranks, once; afterwards `step` takes no other optimizer if it is a strategy's. Raises PlaitError
         if that one leaves out a parameter.
         """
-        groups = self.groups()
+        groups, self._optimized = self.groups(), self.parameters()
         made = self.hooks.first("optimizer", groups=groups, make=make, mesh=self.mesh)
         if owners := self.hooks.implemented("optimizer"):
             check_all_there(made, groups, described(owners[0]))
@@ -243,7 +244,10 @@ class Applied:
 
     def clip_grads(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip gradients in place to `max_norm` over all ranks; returns the norm before clipping (a scalar tensor)."""
-        arguments = {"parameters": self.parameters(), "max_norm": max_norm, "mesh": self.mesh, "norm_type": norm_type}
+        parameters = (
+            self._optimized or self.parameters()
+        )  # those that an optimizer has stay; a walk is 1% of a small step
+        arguments = {"parameters": parameters, "max_norm": max_norm, "mesh": self.mesh, "norm_type": norm_type}
         return self.hooks.first("clip_grads", **arguments)
 
     def norm(self, tensors: Iterable[Tensor]) -> Tensor:

@@ -14,9 +14,16 @@ COUNTS = 4 + len(ASKING)
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed it
 
 
+class _Done:
+    """What one rank waits on, which has nobody to ask."""
+
+    def wait(self) -> None:
+        pass
+
+
 def sum_counts(counts: Tensor) -> Any:
     """Starts the sum over all ranks of `counts`, COUNTS integers on the CPU, in place. Wait on what it returns."""
-    return dist.all_reduce(counts, async_op=True)
+    return _Done() if dist.get_world_size() == 1 else dist.all_reduce(counts, async_op=True)
 
 
 def gather_metrics(loss: Tensor, memory: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor, Any]:
@@ -25,5 +32,7 @@ def gather_metrics(loss: Tensor, memory: Tensor, seconds: Tensor) -> tuple[Tenso
     Returns (them of each rank in turn, what this rank sends, what to wait on before they are read).
     """
     sent = torch.stack([loss, memory, seconds])
+    if dist.get_world_size() == 1:
+        return sent, sent, _Done()
     gathered = torch.empty(3 * dist.get_world_size(), dtype=torch.float64, device=loss.device)
     return gathered, sent, _all_gather(gathered, sent, async_op=True)

@@ -1,12 +1,14 @@
 """The metrics of a step, collected while the next step runs."""
 
+import functools
 import math
 import resource
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import attrs
 import torch
@@ -53,11 +55,18 @@ class Laps:
         return seconds
 
 
+@functools.lru_cache(maxsize=1)
+def _schedstat(thread: int) -> BinaryIO:
+    return Path("/proc/thread-self/schedstat").open("rb", buffering=0)
+
+
 def worked_seconds() -> float:
     """How long this thread has run so far, or could have run if a core had been free: waiting for a device, a disk or
     other ranks is not in it."""
     try:
-        ran, ready, _ = map(int, Path("/proc/thread-self/schedstat").read_text(encoding="utf-8").split())
+        file = _schedstat(threading.get_native_id())
+        file.seek(0)
+        ran, ready, _ = map(int, file.read(64).split())
     except OSError:  # not on all systems
         return time.thread_time()
     return (ran + ready) / 1e9

@@ -25,9 +25,11 @@ class TensorBoard:
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Raises DiskError, a few steps late, if the writer's thread met one."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=key, simple_value=value) for key, value in numbers(row).items()]
         with writing(self._folder, "the curves for TensorBoard"):
-            for key, value in numbers(row).items():
-                self._writer.add_scalar(key, value, row["step"])
+            self._writer.file_writer.add_summary(Summary(value=values), row["step"])
 
     def close(self) -> None:
         with writing(self._folder, "the curves for TensorBoard"):
