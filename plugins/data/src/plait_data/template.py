@@ -218,6 +218,8 @@ class Template:
         except Exception as error:  # templates raise what they like
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise PlaitError(f"{one.where}: the chat template refuses this conversation: {reason}") from error
+        if self._images is not None:
+            text = self._images.written(text, named_in(messages), one.where)
         return text.encode("utf-8", "replace").decode()  # JSON can contain half a surrogate pair
 
 

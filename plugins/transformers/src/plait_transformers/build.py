@@ -14,7 +14,7 @@ from plait_transformers.language import REST, class_of_whole, text_part
 from plait_transformers.one_sentence import one_sentence
 from plait_transformers.parts import parts_in_whole, parts_of
 from plait_transformers.proof import check_text_alone, facts_of
-from plait_transformers.soft_tokens import give_images, tower_of
+from plait_transformers.soft_tokens import give_images, images_in, tower_of
 from plait_transformers.source import beside, has_weights, read_config
 from plait_transformers.spec import how_found, spec_of
 
@@ -68,8 +68,9 @@ def _give_images(model: Any, folder: str) -> None:
         raise PlaitError(
             f"model.images={folder}, and model.path is no folder with the weights of a model that takes images"
         ).at("model.images", folder, fits=None)
-    give_images(model, os.path.abspath(folder))
-    if model.images.tower != tower_of(*passed):
+    images, tower = images_in(os.path.abspath(folder), model.config.vocab_size)
+    give_images(model, images)
+    if tower != tower_of(*passed):
         raise PlaitError(
             f"model.images={folder} was made by another vision tower than that of model.path={model.source}: make it "
             "again"

@@ -133,12 +133,15 @@ class Called:
         if places is None:
             places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         mask = None  # with four dims: passed through to attention as it is
-        if self.documents is not None and self.always_masked:
-            mask = self.documents(places, cast(Any, self).get_input_embeddings().weight.dtype)
-        elif self.documents is not None and positions is not None:
-            mask = self.documents(positions)
+        opens = self.images is not None and self.images.both_ways
+        if self.documents is not None and (self.always_masked or opens or positions is not None):
+            dtype = cast(Any, self).get_input_embeddings().weight.dtype if self.always_masked else None
+            mask = self.documents(places, dtype)
         for block in self.whole_rows:
             block.tokens = tokens.shape[1]
+        if self.images is not None:
+            mask = self.images.opened(mask, tokens, places) if opens else mask
+            places = self.images.positions(tokens, places)
         places = places + self.first_place if self.first_place else places
         head: Any = cast(Any, self).get_output_embeddings()
         if head is not None:
@@ -156,7 +159,7 @@ class Called:
                 "model.images cannot be used with a strategy that divides tokens between branches, such as tensor "
                 "parallelism with sequence_parallel=true: set strategy.tensor_parallel.sequence_parallel=false"
             ).at("model.images", self.images.folder, fits=None)
-        return x + self.images(tokens, x)
+        return x + self.images.features(tokens, x)
 
     def warn_if_padding_and_no_attention_mask(self, *args: Any, **kwargs: Any) -> None:
         """transformers looks at the values of tokens here, which costs time on a GPU."""

@@ -10,6 +10,8 @@ features, in place of a row of the embedding. So an image is in a batch, and on 
 import argparse
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,18 @@ import torch
 from torch import Tensor
 
 from plait import PlaitError
+from plait.ops import DocumentMask
+from plait_transformers.attention import NAME, give_inner, register
 from plait_transformers.build import decoder
 from plait_transformers.language import text_part
 from plait_transformers.one_sentence import one_sentence
-from plait_transformers.soft_tokens import FEATURES, FORMAT, INDEX, tower_of
+from plait_transformers.processed import as_text, features_of, positions_of, processed, processor_of, with_text_behind
+from plait_transformers.proof import facts_of
+from plait_transformers.soft_tokens import FORMAT, INDEX, TABLES, Images, tower_of
 
 KINDS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 TOKENS = ("image_token_id", "image_token_index")  # keys of a configuration: what a row of features replaces
-BOUND = 1e-3  # of the largest logit, in float32
+BOUND = 1e-3  # of the largest element of the stream before the head, in float32
 
 
 @torch.no_grad()
@@ -32,10 +38,10 @@ def write(folder: str, photos: str, out: str, dtype: torch.dtype = torch.float32
     """The features of every image below `photos`, as the model of `folder` computes them, into `out`.
 
     Raises PlaitError for a folder without such a model, an image that cannot be read, and a family in which images act
-    on the language part otherwise than as tokens: by positions, masks or layers of their own.
+    on the language part otherwise than `soft_tokens.Images` does, such as by layers of their own.
     """
     from safetensors.torch import save_file
-    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from transformers import AutoModelForImageTextToText
 
     with torch.device("meta"):
         part: Any = decoder(path=folder)
@@ -50,86 +56,102 @@ def write(folder: str, photos: str, out: str, dtype: torch.dtype = torch.float32
     with one_sentence(f"the images of {folder} cannot be computed: transformers ends with"):
         of_folder: Any = AutoModelForImageTextToText.from_pretrained
         whole = of_folder(folder, dtype=dtype).eval()
-        processor: Any = AutoProcessor.from_pretrained(folder)
+        processor: Any = processor_of(folder, whole.config)
         mark = int(processor.image_token_id)
     size, first, longest = part.config.vocab_size, 0, 0
     token = next((found for key in TOKENS if (found := getattr(whole.config, key, None)) is not None), mark)
-    images, rows = dict[str, list[int]](), list[Tensor]()
+    through_inner = facts_of(part.config).how == NAME
+    images, tables, acts = dict[str, Any](), dict[str, list[Tensor]](), list[dict[str, Any]]()
     for file in files:
-        given = _processed(processor, file, dtype)
-        ids = given["input_ids"][0]
-        made = _features(whole, given)
-        soft = ids == token
-        if int(soft.sum()) != len(made):
-            raise PlaitError(f"{file}: the processor writes {int(soft.sum())} tokens for {len(made)} features")
-        if len(made) > longest:  # positions of a single token, say, are like those of text
-            _check(whole, given, made, token, folder)
-            longest = len(made)
-        _check_splits(processor, ids[~soft].tolist(), file)
-        ids[soft] = size + first + torch.arange(len(made))
-        first += len(made)
-        images[file.relative_to(photos).as_posix()] = ids.tolist()
-        rows.append(made)
+        given = processed(processor, file, dtype)
+        longer = with_text_behind(given)
+        own = {"features": features_of(whole, given)}
+        count = len(own["features"])
+        text, runs = as_text(processor, given["input_ids"][0], token, file)
+        if sum(runs) != count:
+            raise PlaitError(f"{file}: the processor writes {sum(runs)} tokens for {count} features")
+        if (positions := positions_of(whole, longer, token)) is not None:
+            own["places"], own["steps"] = positions
+        if count > longest:  # positions of a single token, say, are like those of text
+            acts = _that_act_so(whole, longer, own, token, acts or _ways(own, part), through_inner)
+            if not acts:
+                raise _refused(whole.config.model_type, folder)
+            longest = count
+        images[file.relative_to(photos).as_posix()] = {"text": text, "runs": runs, "first": first}
+        first += count
+        for name, table in own.items():
+            tables.setdefault(name, []).append(table)
     there = Path(out)
     there.mkdir(parents=True, exist_ok=True)
     (there / INDEX).unlink(missing_ok=True)
-    save_file({"features": torch.cat(rows)}, there / FEATURES)
-    digest = hashlib.sha256((there / FEATURES).read_bytes()).hexdigest()
-    index = {"format": FORMAT, "vocabulary": size, "token": mark, "features": digest, "images": images}
-    index["tower"] = tower_of(folder, passed[1])
+    kept = ("features", *(("places", "steps") if "axes" in acts[0] else ()))
+    save_file({name: torch.cat(tables[name]) for name in kept}, there / TABLES)
+    digest = hashlib.sha256((there / TABLES).read_bytes()).hexdigest()
+    index = {"format": FORMAT, "vocabulary": size, "mark": processor.image_token, "token": token, "features": digest}
+    index |= {"acts": acts[0], "tower": tower_of(folder, passed[1]), "images": images}
     (there / INDEX).write_text(json.dumps(index), encoding="utf-8")
 
 
-def _processed(processor: Any, file: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What the processor makes of the image alone, without special tokens around it."""
-    from PIL.Image import open as opening
-
-    try:
-        with opening(file) as opened:
-            image = opened.convert("RGB")
-    except OSError as error:
-        raise PlaitError(f"{file} is no image that can be read: {error}").at("images", str(file)) from None
-    with one_sentence(f"{file}: the processor ends with"):
-        given = processor(text=processor.image_token, images=[image], add_special_tokens=False, return_tensors="pt")
-    return {name: each.to(dtype) if each.is_floating_point() else each for name, each in given.items()}
+def _ways(own: dict[str, Tensor], part: Any) -> list[dict[str, Any]]:
+    """How images may act on `part`, the simplest first."""
+    masks = [{"both_ways": True}] if part.documents is not None else []
+    return [{}, *masks, *([{"axes": own["places"].shape[1]}] if "places" in own else [])]
 
 
-def _check_splits(processor: Any, ids: list[int], file: Path) -> None:
-    """Raises PlaitError if an image's tokens hold words: in a conversation these might join those around it."""
-    known = processor.tokenizer.added_tokens_decoder
-    if words := [one for one in dict.fromkeys(ids) if one not in known]:
-        raise PlaitError(
-            f"{file}: the processor writes {processor.tokenizer.decode(words)!r} beside the tokens of an image, which "
-            "may join the words around it: model.images takes images whose tokens are all special ones"
-        ).at("model.images", str(file), fits="a processor such as llava's")
+def _that_act_so(
+    whole: Any, longer: dict[str, Tensor], own: dict[str, Tensor], token: int, ways: list[dict[str, Any]], inner: bool
+) -> list[dict[str, Any]]:
+    """Those of `ways` in which the language part makes of the image's tokens `own` what the whole makes of the image.
 
-
-def _features(whole: Any, given: dict[str, Tensor]) -> Tensor:
-    """(tokens, D) of one image."""
-    of_text = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
-    with one_sentence("the vision tower ends with"):
-        found = whole.get_image_features(**{name: each for name, each in given.items() if name not in of_text})
-    found = getattr(found, "pooler_output", found)
-    return torch.cat([each.flatten(0, -2) for each in (found if isinstance(found, list | tuple) else [found])])
-
-
-def _check(whole: Any, given: dict[str, Tensor], made: Tensor, token: int, folder: str) -> None:
-    """Raises PlaitError unless the features, as tokens of text, give the logits of the image."""
-    behind = {"input_ids": [5, 6, 7, 8], "attention_mask": [1] * 4}  # text behind the image; other marks are 0 for it
-    of_tokens = {name for name, each in given.items() if each.shape == given["input_ids"].shape}
-    longer = given | {n: torch.cat([given[n], given[n].new_tensor([behind.get(n, [0] * 4)])], 1) for n in of_tokens}
-    ids = longer["input_ids"]
-    wanted = whole(**longer, use_cache=False).logits
+    inner: attention is that which trains. Compared is what the head gets.
+    """
+    seen = list[Tensor]()
+    hook = whole.get_output_embeddings().register_forward_pre_hook(lambda head, args: seen.append(args[0]))
+    whole(**longer, use_cache=False)
+    hook.remove()
+    ids, part = longer["input_ids"].clone(), whole.get_decoder()
     embedded = whole.get_input_embeddings()(ids)
-    embedded[ids == token] = made.to(embedded.dtype)
-    found = whole.get_decoder()(inputs_embeds=embedded, use_cache=False).last_hidden_state
-    found = whole.get_output_embeddings()(found)
-    error = float((found - wanted).abs().max() / wanted.abs().max())
-    if not error <= BOUND:
-        raise PlaitError(
-            f"model.images cannot be made for {whole.config.model_type} in {folder}: its images act on the language "
-            "part otherwise than as tokens, by masks, positions or layers of their own"
-        ).at("model.images", folder, fits="a family whose images are tokens, such as llava")
+    soft = ids == token
+    ids[soft] = (size := int(ids.max()) + 1) + torch.arange(int(soft.sum()))
+    places = torch.arange(ids.shape[1])[None]
+    found = []
+    for way in ways:
+        images = Images(size, way, own)
+        stream = embedded.clone()
+        stream[soft] = images.features(ids, stream)[soft]
+        mask = images.opened(DocumentMask()(places, None if inner else stream.dtype), ids, places)
+        more = {"attention_mask": mask} if images.both_ways else {}
+        more |= {"position_ids": images.positions(ids, places)} if images.axes else {}
+        with _through_inner(part) if inner else _as_it_is():
+            made = part(inputs_embeds=stream, **more, use_cache=False).last_hidden_state
+        if float((made - seen[0]).abs().max() / seen[0].abs().max()) <= BOUND:
+            found.append(way)
+    return found
+
+
+@contextmanager
+def _as_it_is() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _through_inner(part: Any) -> Iterator[None]:
+    """The attention of `part` is that which trains."""
+    register()
+    before = part.config._attn_implementation
+    give_inner(part, causal=True)
+    part.config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        part.config._attn_implementation = before
+
+
+def _refused(kind: str, folder: str) -> PlaitError:
+    return PlaitError(
+        f"model.images cannot be made for {kind} in {folder}: its images act on the language part otherwise than as "
+        "tokens with positions of their own, or tokens that see each other"
+    ).at("model.images", folder, fits="a family whose images are tokens, such as llava")
 
 
 def main() -> None:

@@ -1,7 +1,11 @@
-"""The tokens of images in a model: rows of a frozen table, in place of rows of the embedding."""
+"""The tokens of images in a model: rows of frozen tables, in place of rows of the embedding.
+
+Shapes: B batch, T tokens, D width of the stream, N tokens of all images, P axes of a family's positions.
+"""
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ from torch import Tensor
 
 from plait import PlaitError, mix_in
 
-INDEX, FEATURES, FORMAT = "index.json", "features.safetensors", 1
+INDEX, TABLES, FORMAT = "index.json", "features.safetensors", 2
 
 
 class Hard:
@@ -25,36 +29,82 @@ class Hard:
 
 
 class Images:
-    """What the folder that `write` made has for the tokens of images. Raises PlaitError if there is no such folder."""
+    """What tokens of images are to a model: token V + n has row n of the `tables`.
 
-    def __init__(self, folder: str, vocabulary: int) -> None:
-        index = _index(Path(folder))
-        if index["vocabulary"] != vocabulary:
-            raise PlaitError(
-                f"model.images={folder} was made for a vocabulary of {index['vocabulary']}, and the model's has "
-                f"{vocabulary}: make it again, of model.path"
-            ).at("model.images", folder, fits="a folder made for model.path")
-        self.folder, self.vocabulary, self.tower = folder, vocabulary, index["tower"]
-        self._rows: Tensor | None = None
+    tables: features (N, D). Of a family that gives images positions of their own also places (N, P), how far a token
+    is on each axis from where its image begins, and steps (N,), by how much positions grow behind it. None: those of
+    `folder`, read when they are first needed.
+    acts: what images do beside that. both_ways: their tokens see later ones of the same image. axes: P, or 0.
+    """
 
-    def __call__(self, ids: Tensor, like: Tensor) -> Tensor:
+    def __init__(
+        self, vocabulary: int, acts: Mapping[str, Any], tables: dict[str, Tensor] | None = None, folder: str = ""
+    ) -> None:
+        self.vocabulary, self.folder, self._tables = vocabulary, folder, tables
+        self.both_ways, self.axes = bool(acts.get("both_ways")), int(acts.get("axes", 0))
+
+    @property
+    def act_on_rows(self) -> bool:
+        """Whether a token of an image acts on others of its row otherwise than through attention to earlier ones."""
+        return self.both_ways or self.axes > 0
+
+    def features(self, ids: Tensor, like: Tensor) -> Tensor:
         """(B, T, D), as `like` is: the features of the tokens (B, T) of images, 0 for others. Waits for the ids."""
-        found = torch.zeros_like(like, requires_grad=False)
+        return self._of_tokens("features", ids, torch.zeros_like(like, requires_grad=False))
+
+    def positions(self, ids: Tensor, places: Tensor) -> Tensor:
+        """`places` (B, T), which restart at 0 where a document starts; (1 + P, B, T), of a family that gives images
+        positions of their own: `places`, and then those on each axis."""
+        if not self.axes:
+            return places
+        steps = self._of_tokens("steps", ids, torch.ones_like(places))
+        before = steps.cumsum(-1) - steps
+        begins = before - before.where(places == 0, 0).cummax(-1).values
+        own = self._of_tokens("places", ids, places.new_zeros(*places.shape, self.axes))
+        return torch.cat([places[None], (begins[..., None] + own).movedim(-1, 0)])
+
+    def opened(self, mask: Tensor, ids: Tensor, places: Tensor) -> Tensor:
+        """`mask` (B, 1, T, T), bool or what is added to scores, in which the tokens of an image see each other.
+
+        Those that follow each other in a document are of one image, as in transformers.
+        """
+        if not self.both_ways:
+            return mask
+        soft = ids >= self.vocabulary
+        after = torch.nn.functional.pad(soft, (1, 0))[:, :-1] & (places != 0)
+        number = (soft & ~after).cumsum(-1)
+        one = (number[:, :, None] == number[:, None, :]) & soft[:, :, None] & soft[:, None, :]
+        return mask.masked_fill(one[:, None], True if mask.dtype == torch.bool else 0.0)
+
+    def _of_tokens(self, name: str, ids: Tensor, others: Tensor) -> Tensor:
+        """`others`, with the rows of the table `name` for tokens of images."""
         if ids.is_meta:
-            return found
-        if self._rows is None:
+            return others
+        if self._tables is None:
             from safetensors.torch import load_file
 
-            self._rows = load_file(Path(self.folder) / FEATURES)["features"]
+            self._tables = load_file(Path(self.folder) / TABLES)
         soft = ids >= self.vocabulary
-        rows = self._rows[(ids[soft] - self.vocabulary).cpu()]
-        found[soft] = rows.to(like.device, like.dtype)
-        return found
+        rows = self._tables[name][(ids[soft] - self.vocabulary).cpu()]
+        others[soft] = rows.to(others.device, others.dtype)
+        return others
 
 
-def give_images(model: Any, folder: str) -> None:
-    """Let `model` take the tokens of the images in `folder`."""
-    model.images = Images(folder, model.config.vocab_size)
+def images_in(folder: str, vocabulary: int) -> tuple[Images, str]:
+    """What the folder that `write` made has, and the digest of its tower. Raises PlaitError if there is no such
+    folder, and for another vocabulary."""
+    index = _index(Path(folder))
+    if index["vocabulary"] != vocabulary:
+        raise PlaitError(
+            f"model.images={folder} was made for a vocabulary of {index['vocabulary']}, and the model's has "
+            f"{vocabulary}: make it again, of model.path"
+        ).at("model.images", folder, fits="a folder made for model.path")
+    return Images(vocabulary, index["acts"], folder=folder), index["tower"]
+
+
+def give_images(model: Any, images: Images) -> None:
+    """Let `model` take the tokens of `images`."""
+    model.images = images
     table = model.get_input_embeddings()
     mix_in(table, Hard)
     table.size = model.config.vocab_size
@@ -66,9 +116,9 @@ def _index(folder: Path) -> dict[str, Any]:
         if index["format"] != FORMAT:
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError):
-        raise PlaitError(f"model.images={folder} has no {INDEX} as python -m plait_transformers.images writes it").at(
-            "model.images", str(folder), fits="a folder that this command wrote"
-        ) from None
+        raise PlaitError(
+            f"model.images={folder} has no {INDEX} as python -m plait_transformers.images of this version writes it"
+        ).at("model.images", str(folder), fits="a folder that this command wrote") from None
     return index
 
 

@@ -23,6 +23,8 @@ def spec_of(model: Any) -> ModelSpec:
     matrices = sum(_multiplied(p, axes[facts.pattern(fqn)], model.config) for fqn, p in named.items())
     matrices -= 0 if tied else embedding.numel()
     heads = getattr(model.config, "num_attention_heads", 0)
+    whole_rows = model.images is not None and model.images.act_on_rows
+    around = (facts.attention.rpartition(".")[0],) if whole_rows and facts.attention else ()
     layers = sum(isinstance(module, Inner) for module in model.modules()) or model.config.num_hidden_layers
     return ModelSpec(
         axes=axes,
@@ -31,7 +33,7 @@ def spec_of(model: Any) -> ModelSpec:
         branches=facts.branches,
         writers={reader: end for end, (reader, _) in facts.spans.items() if reader},
         attention=facts.attention,
-        mixers=facts.mixers,
+        mixers=(*facts.mixers, *around),
         causal=model.causal,
         across=facts.across,
         elementwise=facts.elementwise,
