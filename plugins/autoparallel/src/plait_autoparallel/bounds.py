@@ -36,13 +36,15 @@ class Bounds:
     ) -> None:
         self.layouts, self.cluster, self.wanted, self.plans = layouts, cluster, wanted, plans
         self._pieces: dict[str, list[planning.Pieces]] = {}
+        self._axes: dict[str, list[str]] = {}  # core -> joined axes along which something is sent
         self._prices: dict[Any, planning.Price] = {}
 
     def learn(self, pieces: Mapping[int, list[planning.Pieces]]) -> None:
         """pieces: of compositions by their indices."""
         for i, own in pieces.items():
             if (core := self.layouts[i].core) not in self._pieces:
-                self._pieces[core] = [planning.activations(one) for one in own]
+                self._pieces[core] = made = [planning.activations(one) for one in own]
+                self._axes[core] = sorted({o.axis for one in made for o in one.operators if o.kind})
 
     def least(self, families: Families) -> float:
         """Seconds: none of them takes less."""
@@ -72,9 +74,8 @@ class Bounds:
 
     def _price(self, composition: planning.Composition, pieces: list[planning.Pieces], rows: int) -> planning.Price:
         """It depends on where the ranks are that exchange what grows with the batch."""
-        axes = sorted({operator.axis for one in pieces for operator in one.operators if operator.kind})
-        ranks = [planning.members(composition.layout, axis.split("*")) for axis in axes]
-        key = composition.core, rows, str(ranks)
+        axes = self._axes[composition.core]
+        key = composition.core, rows, *(planning.members(composition.layout, axis.split("*")) for axis in axes)
         if key not in self._prices:
             made = planning.price(pieces, composition.layout, self.cluster, rows)
             self._prices[key] = attrs.evolve(made, step=0.0, adds=0.0)

@@ -82,7 +82,11 @@ def seconds_to_send(kind: str, sent: float, members: tuple[int, ...], cluster: C
 
     Ranks of one node that take part share the node's network cards.
     """
-    ranks, nodes = len(members), _nodes(members, cluster.node)
+    return seconds_over(kind, sent, len(members), nodes(members, cluster.node), cluster, links)
+
+
+def seconds_over(kind: str, sent: float, ranks: int, nodes: int, cluster: Cluster, links: float) -> float:
+    """`seconds_to_send` over so many ranks on so many nodes."""
     if ranks == 1:
         return 0.0
     hops = math.ceil(math.log2(ranks))
@@ -100,5 +104,6 @@ def seconds_to_send(kind: str, sent: float, members: tuple[int, ...], cluster: C
 
 
 @functools.lru_cache(maxsize=256)
-def _nodes(members: tuple[int, ...], node: int) -> int:
+def nodes(members: tuple[int, ...], node: int) -> int:
+    """How many nodes of `node` ranks these ranks are on."""
     return len({m // node for m in members})

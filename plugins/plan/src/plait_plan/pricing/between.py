@@ -23,13 +23,17 @@ def ends(run: Run, found: list[Composition], chosen: list[int]) -> dict[int, End
     """
     units = _units(run)
     mixes: dict[int, Ends] = {}
+    others = {(j, name): _others(found[j], name) for j in chosen for name in found[j].inner}
+    kins: dict[Any, dict[int, int]] = {}  # axis and what is equal -> degree -> composition
+    for (j, name), key in others.items():
+        kins.setdefault((name, key), {})[found[j].inner[name]] = j
     for i in chosen:
         one = found[i]
         axes = {a.name: a for v in (one.pieces.dense, *one.pieces.views.values()) for a in v}
         mixes[i], most = [(1.0, i)], 0
         for name, degree in one.inner.items():
             numbers = [n for logical in axes[name].shards for n in units.get(logical, ())]
-            kin = {found[j].inner[name]: j for j in chosen if _others(found[j], name) == _others(one, name)}
+            kin = kins[name, others[i, name]]
             fit = sorted(d for d in kin if d > 1 and all(n % d == 0 for n in numbers))
             if degree not in fit[1:-1] or degree % fit[0] or fit[-1] % degree or len(fit) <= most:
                 continue

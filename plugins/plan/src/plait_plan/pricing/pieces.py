@@ -82,6 +82,45 @@ class Pieces:
     optimizer: "Pieces | None" = None
 
     @functools.cached_property
+    def places(self) -> dict[PartOfStep, list[int]]:
+        """Part of the step -> the indices of its operators."""
+        return _indices(self.parts)
+
+    @functools.cached_property
+    def dtypes(self) -> dict[str, list[int]]:
+        """dtype -> the indices of the operators of that dtype that have operations."""
+        return _indices([o.dtype if o.flops else "" for o in self.operators])
+
+    @functools.cached_property
+    def computes(self) -> np.ndarray:
+        """Of each operator, whether it takes time of its own: it neither sends nor waits."""
+        waits = [o.name.endswith("::wait_tensor") for o in self.operators]
+        return np.array([bool(o.bytes) and not (o.kind or w) for o, w in zip(self.operators, waits, strict=True)], bool)
+
+    @functools.cached_property
+    def interrupts(self) -> np.ndarray:
+        """Of each operator, whether something is sent or waited for before it."""
+        named = [
+            bool(o.kind) or o.name.endswith("::wait_tensor") or (o.opens and bool(o.bytes)) for o in self.operators
+        ]
+        return np.array(named, bool)
+
+    @functools.cached_property
+    def _locals(self) -> dict[Any, dict[str, int]]:
+        return {}
+
+    def local(self, degrees: Mapping[str, int]) -> dict[str, int]:
+        """FQN -> elements of that parameter on the rank that holds most, if the axes have these degrees."""
+        key = tuple(degrees.items())
+        if key not in self._locals:
+            known: dict[Any, int] = {}
+            for one in self.tensors.values():  # most blocks are equal
+                if (alike := (one.shape, one.divided)) not in known:
+                    known[alike] = one.local(degrees)
+            self._locals[key] = {fqn: known[one.shape, one.divided] for fqn, one in self.tensors.items()}
+        return self._locals[key]
+
+    @functools.cached_property
     def sends(self) -> bool:
         """Whether the optimizer sends something, such as whole matrices, of which a few blocks tell too little."""
         return any(o.kind and o.phase == "optimizer" for o in self.operators)
@@ -120,6 +159,13 @@ class Pieces:
             optimizer=None,
             **{name: arrays[name] for name in ARRAYS},
         )
+
+
+def _indices(labels: Sequence[Any]) -> dict[Any, list[int]]:
+    found: dict[Any, list[int]] = {}
+    for i, label in enumerate(labels):
+        found.setdefault(label, []).append(i)
+    return found
 
 
 ARRAYS = ("fixed", "more", "levels", "grows")

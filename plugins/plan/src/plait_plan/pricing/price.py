@@ -11,7 +11,7 @@ from plait import REMAT, Cluster, MeshLayout
 from plait_plan.events import BESIDE, Event, play
 from plait_plan.pricing.pieces import Pieces
 from plait_plan.ranks import degrees, members
-from plait_plan.roofline import seconds_to_do, seconds_to_send
+from plait_plan.roofline import nodes, seconds_over
 from plait_plan.values import KINDS
 
 BUFFERS = KINDS.index("collectives")
@@ -94,12 +94,13 @@ class _PricedTrace:
     ) -> None:
         self.pieces, self.layout, self.cluster, self.rows = pieces, layout, cluster, rows
         self.all = None if blocks is None else [None, *blocks]
-        self.ranks: dict[str, tuple[int, ...]] = {}
-        self.traced_degrees, self.degrees = degrees(pieces.layout), degrees(layout)
-        self.here = {fqn: t.local(self.degrees) for fqn, t in pieces.tensors.items()}
-        self.traced = {fqn: pieces.tensors[fqn].local(self.traced_degrees) for fqn in pieces.held}
+        self.reach: dict[str, tuple[int, int]] = {}  # axis -> ranks and nodes along it
+        self.seconds: dict[tuple[bool, float], np.ndarray] = {}
+        self.here = pieces.local(degrees(layout))
+        then = pieces.local(degrees(pieces.layout))
+        self.traced = {fqn: then[fqn] for fqn in pieces.held}
         self.bytes, self.flops, self.sent = _scaled(pieces, rows)
-        self.indices = _indices(pieces)
+        self.indices = pieces.places
         self.kind_of = {fqn: i for i, g in enumerate(pieces.groups) for fqn in g.fqns}
         self.held_ratio = self._held_ratios()
         self.levels = self._levels()
@@ -274,40 +275,47 @@ class _PricedTrace:
         return seconds
 
     def _events(self, places: list[int], best: bool, times: float = 1.0) -> list[Event]:
-        end = 1 if best else 0
-        products, memory, links = (getattr(self.cluster.achieved, k)[end] for k in ("products", "memory", "links"))
+        if not places:
+            return []
+        links = self.cluster.achieved.links[1 if best else 0]
+        until = np.concatenate([[0.0], np.cumsum(self._computing(best, times)[places])])
         found: list[Event] = []
-        computing = 0.0
-        for i in places:
-            operator = self.pieces.operators[i]
+        done = 0
+        for at in np.flatnonzero(self.pieces.interrupts[places]).tolist():
+            operator = self.pieces.operators[places[at]]
+            if (computing := float(until[at] - until[done])) > 0.0:
+                found.append(Event(computing))
+            done = at
             if operator.kind:
-                if computing:
-                    found.append(Event(computing))
-                    computing = 0.0
-                found.append(self._sending(i, links))
-            elif operator.name.endswith("::wait_tensor"):
-                if computing:
-                    found.append(Event(computing))
-                    computing = 0.0
-                found.append(Event(waits=True))
-            elif operator.bytes:
-                if operator.opens:
-                    found += [Event(computing), Event(opens=True)]
-                    computing = 0.0
-                flops, moved = self.flops[i] * times, self.bytes[i] * times
-                computing += seconds_to_do(flops, moved, operator.dtype, self.cluster, products, memory)[0]
-        return [*found, Event(computing)] if computing else found
+                found.append(self._sending(places[at], links))
+            else:
+                found.append(Event(opens=True) if operator.opens else Event(waits=True))
+        computing = float(until[-1] - until[done])
+        return [*found, Event(computing)] if computing > 0.0 else found
+
+    def _computing(self, best: bool, times: float) -> np.ndarray:
+        """Seconds of each operator, `times` as often, as of `seconds_to_do`; those that only send or wait take none."""
+        if (best, times) not in self.seconds:
+            end, one, cluster = 1 if best else 0, self.pieces, self.cluster
+            products, memory = cluster.achieved.products[end], cluster.achieved.memory[end]
+            moved, flops = self.bytes * times, self.flops * times
+            seconds = np.maximum(moved / (cluster.bandwidth * memory), cluster.launch)
+            for dtype, places in one.dtypes.items():
+                if flops[places].any():
+                    seconds[places] = np.maximum(seconds[places], flops[places] / (cluster.rate(dtype) * products))
+            self.seconds[best, times] = np.where(one.computes & (moved > 0), seconds, 0.0)
+        return self.seconds[best, times]
 
     def _sending(self, i: int, links: float) -> Event:
         operator = self.pieces.operators[i]
         names = operator.axis.split("*")
-        if operator.axis not in self.ranks:
-            self.ranks[operator.axis] = members(self.layout, names)
-        ranks = self.ranks[operator.axis]
+        if operator.axis not in self.reach:
+            ranks = members(self.layout, names)
+            self.reach[operator.axis] = len(ranks), nodes(ranks, self.cluster.node)
         sent = self.sent[i]
         if operator.kind == "all_reduce" and operator.phase == "backward" and self._splits_batch(names):
             sent *= self.held_ratio[self._owner(i)]  # the ranks sum gradients of shards
-        seconds = seconds_to_send(operator.kind, sent, ranks, self.cluster, links)
+        seconds = seconds_over(operator.kind, sent, *self.reach[operator.axis], self.cluster, links)
         direct = operator.name.startswith("c10d::")
         return Event(seconds, operator.axis, operator.kind == "all_gather", direct, operator.phase in BESIDE)
 
@@ -320,13 +328,6 @@ class _PricedTrace:
 
 def _scaled(pieces: Pieces, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return tuple((pieces.fixed + rows * pieces.more).T)
-
-
-def _indices(pieces: Pieces) -> dict[Any, list[int]]:
-    found: dict[Any, list[int]] = {}
-    for i, part in enumerate(pieces.parts):
-        found.setdefault(part, []).append(i)
-    return found
 
 
 @attrs.frozen
