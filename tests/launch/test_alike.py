@@ -1,5 +1,6 @@
 """Machines of a run that differ are refused in one sentence, before anything is written."""
 
+import functools
 import hashlib
 import os
 from pathlib import Path
@@ -19,11 +20,16 @@ from plait.system.errors import packed
 TINY = ("strategy=[fsdp2]", "launch.device=cpu", "launch.nnodes=2", "launch.rdzv_endpoint=localhost:29511")
 
 
+@functools.cache
+def composed():
+    return compose(TINY)
+
+
 @pytest.fixture
 def config(monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
-    return compose(TINY)
+    return composed()
 
 
 def on_beta(told: Told, kind: str, name: str, value: str | None) -> Told:

@@ -12,6 +12,7 @@ import attrs
 import cloudpickle
 
 from plait_testing.pool import Pool
+from tests.helpers.fakes import forget
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("core", *(str(p.relative_to(ROOT)) for kind in ("plugins", "examples") for p in ROOT.glob(f"{kind}/*/src")))
@@ -74,6 +75,27 @@ class Planted:
     def fresh(self, world: int) -> Iterator["Planted"]:
         with self.pool.fresh(world) as pool:
             yield Planted(pool, self.places, self.timeout)
+
+
+class Beside(Planted):
+    """Stands in for a pool of ranks: what it runs finds the packages in `places` too, beside the Plait that is here."""
+
+    def run(self, fn: Any, *args: Any, world: int, **kwargs: Any) -> list[Any]:
+        payload = cloudpickle.dumps((fn, args, kwargs))
+        answers = self.pool.run(_beside, self.places, payload, world=world, timeout=self.timeout)
+        return [cloudpickle.loads(answer) for answer in answers]
+
+
+def _beside(places: list[str], payload: bytes) -> bytes:
+    sys.path[:0] = places
+    importlib.invalidate_caches()
+    try:
+        fn, args, kwargs = cloudpickle.loads(payload)
+        return cloudpickle.dumps(fn(*args, **kwargs))
+    finally:
+        for place in places:
+            sys.path.remove(place)
+            forget(Path(place))
 
 
 def _on_copy(places: list[str], payload: bytes) -> bytes:

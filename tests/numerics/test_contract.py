@@ -25,7 +25,7 @@ def references(plait_ranks):
         (4, FSDP, [ToyTensor()], "llama3"),
         pytest.param(4, HSDP, [ToyTensor()], "llama3", marks=pytest.mark.slow),
         pytest.param(2, FSDP, [ToyExperts()], mixture, marks=pytest.mark.slow),
-        (4, FSDP, [ToyExperts()], mixture),
+        pytest.param(4, FSDP, [ToyExperts()], mixture, marks=pytest.mark.slow),
         pytest.param(4, FSDP, [ToyExperts(4)], mixture, marks=pytest.mark.slow),
         (4, HSDP, [ToyExperts()], mixture),
     ],

@@ -124,8 +124,9 @@ def strong_loss():
     ("changes", "strategies", "world"),
     [
         *((changes, {}, 1) for changes in ({"micro": 4}, {"remat": "full"}, {"remat": "selective"})),
+        *(({}, {name: {}}, 2) for name in ("fsdp2", "tensor_parallel")),
         pytest.param({}, {"fsdp2": {}}, 4, marks=pytest.mark.slow),
-        ({}, {"tensor_parallel": {}, "fsdp2": {}}, 4),
+        pytest.param({}, {"tensor_parallel": {}, "fsdp2": {}}, 4, marks=pytest.mark.slow),
     ],
     ids=str,
 )

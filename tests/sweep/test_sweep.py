@@ -205,7 +205,7 @@ def test_the_same_command_goes_on(plait_project):
     ("overrides", "count"),
     [
         (("train.seed=range(1,4)", "model=glob(gpt2_d*)"), 3),
-        (("train.seed=1,2,3", "train.seed=1,2"), 2),  # the last counts
+        pytest.param(("train.seed=1,2,3", "train.seed=1,2"), 2, marks=pytest.mark.slow),  # the last counts
     ],
 )
 def test_a_job_says_of_how_many_it_is_and_which_is_best(plait_project, overrides, count):

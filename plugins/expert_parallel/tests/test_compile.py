@@ -17,20 +17,25 @@ BOTH = "fsdp2 x tp 2 x ep 2"
 
 SLOW = pytest.mark.slow
 WAYS = [
-    (moe, None, "selective"),
+    (two, None, "selective", "fsdp2 x ep 2"),
     *(
-        pytest.param(*way, marks=SLOW)
+        pytest.param(*way, BOTH, marks=SLOW)
         for way in [
-            *((moe, None, "full"), (two, "aot_eager", "none"), (two, "aot_eager", "selective")),
+            *(
+                (moe, None, "selective"),
+                (moe, None, "full"),
+                (two, "aot_eager", "none"),
+                (two, "aot_eager", "selective"),
+            ),
             *((Town, None, "selective"), (Town, "aot_eager", "full")),
         ]
     ),
 ]
 
 
-@pytest.mark.parametrize(("model", "compile", "remat"), WAYS)
-def test_parity(plait_ranks, model, compile, remat):
-    same(plait_ranks, Trial(model, compile=compile, remat=remat), *LAYOUTS[BOTH])
+@pytest.mark.parametrize(("model", "compile", "remat", "layout"), WAYS)
+def test_parity(plait_ranks, model, compile, remat, layout):
+    same(plait_ranks, Trial(model, compile=compile, remat=remat), *LAYOUTS[layout])
 
 
 def graphs(trial, strategies):

@@ -1,5 +1,6 @@
 """`plait push`: the model card says what the run recorded, and one commit has it beside the weights."""
 
+import functools
 import json
 import shutil
 from types import SimpleNamespace
@@ -15,14 +16,18 @@ from plait_use.shareable import shortened
 VALUES = ["train.steps=20", "optimizer.lr=0.002", "strategy=[fsdp2]", "run.name=done", "data=text"]
 
 
+@functools.cache
+def composed():
+    return compose([*VALUES, "data.path=text.txt"])
+
+
 @pytest.fixture
 def project(plait_project):
     """A folder with a run `done`, which has exported, and a run `early` without weights."""
     for name in ("done", "early"):
         folder = RunFolder(plait_project.path / "runs" / name)
         folder.path.mkdir(parents=True)
-        config = compose([*VALUES, f"data.path={plait_project.path / 'secret' / 'text.txt'}"])
-        folder.write_config(config.plain())
+        folder.write_config(composed().with_value("data.path", f"{plait_project.path}/secret/text.txt").plain())
         folder.write_versions({"torch": "2.99", "data": "digest"})
         folder.write_mesh({"world_size": 2, "dense": [{"name": "dp_shard", "degree": 2}], "views": {}})
         folder.set_outcome(Outcome("finished", "trained", step=20))

@@ -25,7 +25,7 @@ from plait_testing.torch_internals import PRELOADED, forget_compiled
 OF_SUITES = (  # what ranks import for suites
     *PRELOADED,
     *("plait_testing.suite", "plait_testing.optimizer_suite", "plait_testing.whole_run", "plait_testing.leaks"),
-    *("plait_models.llama3", "plait_models.deepseek_v3", "plait.train.trainer"),
+    *("plait_models.llama3", "plait_models.deepseek_v3"),
 )
 # torch 2.11's compiler asks for GPUs when it is imported. Asked by the CUDA runtime, no fork may use a GPU afterwards.
 COUNTED_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
