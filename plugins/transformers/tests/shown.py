@@ -11,7 +11,10 @@ from plait_transformers.processed import without_videos
 from tests.helpers.chats import tokenizer_in
 
 SLOW = pytest.mark.slow
-EACH = ["qwen3_5", *(pytest.param(kind, marks=SLOW) for kind in ("gemma3", "mistral3", "llava", "vipllava"))]
+EACH = [
+    "qwen3_5",
+    *(pytest.param(kind, marks=SLOW) for kind in ("gemma3", "qwen3_vl", "mistral3", "llava", "vipllava")),
+]
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for p in m.content %}{% if p.type == 'image' %}MARK{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}"

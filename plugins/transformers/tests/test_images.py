@@ -140,6 +140,7 @@ PLANTED = {
     "positions are those of text": ("qwen3_5", "positions", without_images),
     "a token has the next one's row": ("gemma3", "_of_tokens", other_rows),
     "a token has the next one's row and place": ("qwen3_5", "_of_tokens", other_rows),
+    "nothing is added to later layers": ("qwen3_vl", "added", lambda images, ids, like: {}),
     "no token of an image sees later ones": ("gemma3", "opened", lambda images, mask, ids, places: mask),
     "images see each other": ("gemma3", "opened", across_images),
 }
@@ -200,12 +201,13 @@ def seen_by(made, kind):
     return whole, longer, {name: table[rows] for name, table in load_file(seen / "features.safetensors").items()}, index
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "qwen3_5"])
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_5", pytest.param("qwen3_vl", marks=pytest.mark.slow)])
 def test_what_is_not_as_the_model_sees_it_is_refused(kind, made):
     """Rows in another order, masks and positions of text, and positions of another image."""
     whole, longer, own, index = seen_by(made, kind)
     token, acts = index["token"], index["acts"]
-    ways = [{}, {"both_ways": True}, *([acts] if "axes" in acts else [])]
+    ways = [{}, {"both_ways": True}, *([{"axes": 3}] if "axes" in acts else [])]
+    ways += [acts] if "layers" in acts else []
     with torch.no_grad():
         assert images._that_act_so(whole, longer, own, token, ways, True) == [acts]
         for name, table in own.items():
@@ -213,8 +215,9 @@ def test_what_is_not_as_the_model_sees_it_is_refused(kind, made):
             assert images._that_act_so(whole, longer, wrong, token, ways, True) == [], name
 
 
-def test_a_family_whose_images_act_on_later_layers_is_refused(tmp_path):
-    """In qwen3_vl they add to the stream behind blocks."""
+def test_images_that_act_in_no_known_way_are_refused(tmp_path, monkeypatch):
+    """As those of qwen3_vl, which also add to later layers, if that were not tried."""
+    monkeypatch.setattr(images, "_ways", lambda own, part: [{}, {"both_ways": True}, {"axes": 3}])
     folder = model_in(tmp_path / "model", "qwen3_vl")
     with raises_about("model.images", str(folder), "a family whose images are tokens, such as llava"):
         write(str(folder), str(drawn(tmp_path / "photos")), str(tmp_path / "seen"))

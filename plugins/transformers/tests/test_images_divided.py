@@ -47,7 +47,7 @@ STRATEGIES = {
     "tensor_parallel x fsdp2": {**WHOLE_ROWS["tensor_parallel"], "fsdp2": {}},
     "context_parallel": {"context_parallel": {"degree": 2}, "fsdp2": {}},
 }
-ACT_ON_ROWS = ("gemma3", "qwen3_5")
+ACT_ON_ROWS = ("gemma3", "qwen3_5", "qwen3_vl")
 
 
 @pytest.mark.slow

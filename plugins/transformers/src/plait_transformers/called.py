@@ -146,20 +146,20 @@ class Called:
         head: Any = cast(Any, self).get_output_embeddings()
         if head is not None:
             head.rows = len(tokens)
-        given = {"input_ids": tokens} if self.images is None else {"inputs_embeds": self._with_images(tokens)}
+        given: dict[str, Any] = {"input_ids": tokens} if self.images is None else self._with_images(tokens)
         result = plain.forward(**given, attention_mask=mask, position_ids=places, use_cache=False).logits
         if head is not None:
             head.rows = 0
         return result
 
-    def _with_images(self, tokens: Tensor) -> Tensor:
+    def _with_images(self, tokens: Tensor) -> dict[str, Any]:
         x: Tensor = cast(Any, self).get_input_embeddings()(tokens)
         if x.shape[:2] != tokens.shape:
             raise PlaitError(
                 "model.images cannot be used with a strategy that divides tokens between branches, such as tensor "
                 "parallelism with sequence_parallel=true: set strategy.tensor_parallel.sequence_parallel=false"
             ).at("model.images", self.images.folder, fits=None)
-        return x + self.images.features(tokens, x)
+        return {"inputs_embeds": x + self.images.features(tokens, x), **self.images.added(tokens, x)}
 
     def warn_if_padding_and_no_attention_mask(self, *args: Any, **kwargs: Any) -> None:
         """transformers looks at the values of tokens here, which costs time on a GPU."""

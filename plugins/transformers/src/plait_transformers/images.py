@@ -10,7 +10,7 @@ features, in place of a row of the embedding. So an image is in a batch, and on 
 import argparse
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ def write(folder: str, photos: str, out: str, dtype: torch.dtype = torch.float32
     for file in files:
         given = processed(processor, file, dtype)
         longer = with_text_behind(given)
-        own = {"features": features_of(whole, given)}
+        own = features_of(whole, given)
         count = len(own["features"])
         text, runs = as_text(processor, given["input_ids"][0], token, file)
         if sum(runs) != count:
@@ -84,8 +84,7 @@ def write(folder: str, photos: str, out: str, dtype: torch.dtype = torch.float32
     there = Path(out)
     there.mkdir(parents=True, exist_ok=True)
     (there / INDEX).unlink(missing_ok=True)
-    kept = ("features", *(("places", "steps") if "axes" in acts[0] else ()))
-    save_file({name: torch.cat(tables[name]) for name in kept}, there / TABLES)
+    save_file({name: torch.cat(tables[name]) for name in _used(tables, acts[0])}, there / TABLES)
     digest = hashlib.sha256((there / TABLES).read_bytes()).hexdigest()
     index = {"format": FORMAT, "vocabulary": size, "mark": processor.image_token, "token": token, "features": digest}
     index |= {"acts": acts[0], "tower": tower_of(folder, passed[1]), "images": images}
@@ -95,7 +94,15 @@ def write(folder: str, photos: str, out: str, dtype: torch.dtype = torch.float32
 def _ways(own: dict[str, Tensor], part: Any) -> list[dict[str, Any]]:
     """How images may act on `part`, the simplest first."""
     masks = [{"both_ways": True}] if part.documents is not None else []
-    return [{}, *masks, *([{"axes": own["places"].shape[1]}] if "places" in own else [])]
+    places = {"axes": own["places"].shape[1]} if "places" in own else {}
+    later = {"layers": count} if (count := sum(name.startswith("layer.") for name in own)) else {}
+    return [{}, *masks, *([places] if places else []), *([places | later] if later else [])]
+
+
+def _used(names: Iterable[str], acts: dict[str, Any]) -> list[str]:
+    """Those of the tables `names` that images which act so have."""
+    without = [name for name, act in (("places", "axes"), ("steps", "axes"), ("layer", "layers")) if act not in acts]
+    return [name for name in names if name.split(".")[0] not in without]
 
 
 def _that_act_so(
@@ -120,8 +127,9 @@ def _that_act_so(
         stream = embedded.clone()
         stream[soft] = images.features(ids, stream)[soft]
         mask = images.opened(DocumentMask()(places, None if inner else stream.dtype), ids, places)
-        more = {"attention_mask": mask} if images.both_ways else {}
+        more: dict[str, Any] = {"attention_mask": mask} if images.both_ways else {}
         more |= {"position_ids": images.positions(ids, places)} if images.axes else {}
+        more |= images.added(ids, stream)
         with _through_inner(part) if inner else _as_it_is():
             made = part(inputs_embeds=stream, **more, use_cache=False).last_hidden_state
         if float((made - seen[0]).abs().max() / seen[0].abs().max()) <= BOUND:

@@ -76,13 +76,17 @@ def as_text(processor: Any, ids: Tensor, token: int, file: Path) -> tuple[str, l
     ).at("model.images", str(file), fits="a processor such as llava's")
 
 
-def features_of(whole: Any, given: dict[str, Tensor]) -> Tensor:
-    """(tokens, D) of one image."""
+def features_of(whole: Any, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """features (tokens, D) of one image; layer.0 and so on (tokens, D), of a family that has more for later layers."""
     of_text = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
     with one_sentence("the vision tower ends with"):
         found = whole.get_image_features(**{name: each for name, each in given.items() if name not in of_text})
-    found = getattr(found, "pooler_output", found)
-    return torch.cat([each.flatten(0, -2) for each in (found if isinstance(found, list | tuple) else [found])])
+    later = enumerate(getattr(found, "deepstack_features", None) or ())
+    tables = {"features": getattr(found, "pooler_output", found), **{f"layer.{number}": of for number, of in later}}
+    return {
+        name: torch.cat([each.flatten(0, -2) for each in (of if isinstance(of, list | tuple) else [of])])
+        for name, of in tables.items()
+    }
 
 
 def positions_of(whole: Any, longer: dict[str, Tensor], token: int) -> tuple[Tensor, Tensor] | None:

@@ -32,9 +32,11 @@ class Images:
     """What tokens of images are to a model: token V + n has row n of the `tables`.
 
     tables: features (N, D). Of a family that gives images positions of their own also places (N, P), how far a token
-    is on each axis from where its image begins, and steps (N,), by how much positions grow behind it. None: those of
-    `folder`, read when they are first needed.
+    is on each axis from where its image begins, and steps (N,), by how much positions grow behind it. Of one that adds
+    to the stream behind its first blocks, layer.0 (N, D), layer.1, ... None: those of `folder`, read when they are
+    first needed.
     acts: what images do beside that. both_ways: their tokens see later ones of the same image. axes: P, or 0.
+    layers: behind how many blocks they add to the stream.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Images:
     ) -> None:
         self.vocabulary, self.folder, self._tables = vocabulary, folder, tables
         self.both_ways, self.axes = bool(acts.get("both_ways")), int(acts.get("axes", 0))
+        self.layers = int(acts.get("layers", 0))
 
     @property
     def act_on_rows(self) -> bool:
@@ -62,6 +65,15 @@ class Images:
         begins = before - before.where(places == 0, 0).cummax(-1).values
         own = self._of_tokens("places", ids, places.new_zeros(*places.shape, self.axes))
         return torch.cat([places[None], (begins[..., None] + own).movedim(-1, 0)])
+
+    def added(self, ids: Tensor, like: Tensor) -> dict[str, Any]:
+        """What the family's loop over blocks gets: where tokens of images are, (B, T), and what it adds to those behind
+        each of the first blocks, (their number, D), as `like` is. Empty for families that add nothing."""
+        if not self.layers or ids.is_meta:
+            return {}
+        soft = ids >= self.vocabulary
+        tables = (self._of_tokens(f"layer.{n}", ids, torch.zeros_like(like)) for n in range(self.layers))
+        return {"visual_pos_masks": soft, "deepstack_visual_embeds": [table[soft] for table in tables]}
 
     def opened(self, mask: Tensor, ids: Tensor, places: Tensor) -> Tensor:
         """`mask` (B, 1, T, T), bool or what is added to scores, in which the tokens of an image see each other.
