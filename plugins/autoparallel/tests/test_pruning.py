@@ -110,6 +110,29 @@ def test_the_plan_is_that_of_the_full_search(world, names, more, tmp_path, monke
     assert key(searched(prune=False)) == key(cold)
 
 
+@pytest.mark.slow
+def test_what_cannot_hold_its_parameters_is_not_traced(tmp_path, monkeypatch):
+    """Copies of all parameters, told by the trace of a layout that divides them."""
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
+    monkeypatch.setattr("plait_plan.cores.cores", lambda: 1)
+    forget(monkeypatch)
+    made, plain = [], pieces._trace
+    monkeypatch.setattr(pieces, "_trace", lambda *given: made.append(given[2]["fsdp2"]) or plain(*given))
+    searched = Searched(4, ("fsdp2",), *SMALL, "model.dim=128", "train.seq_len=8")
+    whole = searched(prune=False)
+    every = {one.candidate.composition.strategies["fsdp2"]["shard"]: one for one in (whole.best, *whole.others)}
+    capacity = 0.99 * every[1].price.static
+    assert every[4].mix.total.peak < capacity
+    made.clear()
+    forget(monkeypatch)
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "another"))
+    found = searched(capacity)
+    assert made
+    assert all(options["shard"] > 1 for options in made)
+    assert key(found) == key(searched(capacity, prune=False))
+    assert found.slower == 2
+
+
 class Over(Watch):
     """As if the search's seconds were over after its first family."""
 

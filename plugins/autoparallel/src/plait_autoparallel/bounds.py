@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from plait import Cluster, planning
+from plait import Cluster, MeshLayout, planning
 from plait_autoparallel.candidates import Candidate, Priced
 from plait_autoparallel.constraints import Constraints
 from plait_autoparallel.solve import traced
@@ -38,6 +38,33 @@ class Bounds:
         self._pieces: dict[str, list[planning.Pieces]] = {}
         self._axes: dict[str, list[str]] = {}  # core -> joined axes along which something is sent
         self._prices: dict[Any, planning.Price] = {}
+
+    def in_turn(self, families: Families) -> tuple[Families, Families]:
+        """The families apart from those of which `may_fit` knows more when the others are traced; and these."""
+        seen: set[Any] = set()
+        turns: tuple[Families, Families] = ([], [])
+        for family in families:
+            turns[self._but_degrees(family[0]) in seen].append(family)
+            seen.add(self._but_degrees(family[0]))
+        return turns
+
+    def may_fit(self, family: list[int], pieces: Mapping[int, list[planning.Pieces]], capacity: float) -> bool:
+        """Whether one of these compositions may fit. pieces: of those that were traced, by index.
+
+        A trace of the same strategies with the same options but for degrees says which axes divide each parameter. So
+        it tells what a rank holds of parameters and optimizer if some of them have one rank, and divide nothing.
+        """
+        same = self._but_degrees(family[0])
+        own = [self.layouts[i] for i in family]
+        wide = set[str]().union(*(_large(one.pieces) for one in own))
+        traced = (one[0] for i, one in pieces.items() if self._but_degrees(i) == same)
+        known = next((one for one in traced if wide <= _large(one.layout)), None)
+        if known is None or known.sends or any(one.divides for one in own):  # it may keep states as it sends them
+            return True
+        return any(planning.price([known], one.layout, self.cluster, 1).static <= capacity for one in own)
+
+    def _but_degrees(self, i: int) -> Any:
+        return self.layouts[i].kin, tuple(self.layouts[i].inner.items())
 
     def learn(self, pieces: Mapping[int, list[planning.Pieces]]) -> None:
         """pieces: of compositions by their indices."""
@@ -80,3 +107,7 @@ class Bounds:
             made = planning.price(pieces, composition.layout, self.cluster, rows)
             self._prices[key] = attrs.evolve(made, step=0.0, adds=0.0)
         return self._prices[key]
+
+
+def _large(layout: MeshLayout) -> set[str]:
+    return {name for name, degree in planning.degrees(layout).items() if degree > 1}

@@ -122,7 +122,9 @@ def search(
         trace_optimizers(rounds=1)  # so that there is a plan to compare with
         for families in sorted(filter(None, others), key=bounds.least):
             others.remove(families)
-            trace(bounds.may_win(families, standings.limit), lazy, sum(map(len, others)))
+            for some in bounds.in_turn(families):
+                some = [family for family in some if bounds.may_fit(family, pieces, capacity)]
+                trace(bounds.may_win(some, standings.limit), lazy, sum(map(len, others)))
         trace_optimizers()
         if lazy:
             total = count

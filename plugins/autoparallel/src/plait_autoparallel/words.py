@@ -103,7 +103,8 @@ def explanation(found: Any, cluster: Any, capacity: float, given: Sequence[str] 
     if found.ended:
         lines.append(f"the search was {found.ended}: others may be faster")
     if found.slower:
-        lines.append(f"{found.slower} further layouts take longer in any case, and were not traced in full")
+        more = f"{found.slower} further layouts take longer or need too much memory in any case"
+        lines.append(f"{more}, and were not traced in full")
     if found.estimated:
         lines.append(
             f"{found.estimated} estimates of layouts that divide the layers are about as fast; the best are planned"

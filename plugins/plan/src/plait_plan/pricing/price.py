@@ -75,7 +75,7 @@ def price(
     """The cost of a step in `layout` with `rows` samples per micro-batch. `found`: the pieces of a layout that differs
     only in the degrees of axes that split the batch or the layers. `blocks`: those that the model has; None: all."""
     priced = [_PricedTrace(pieces, layout, cluster, rows, blocks) for pieces in found]
-    first = priced[-1]
+    first = priced[0]  # whether or not there are traces of other modes
     kinds = []
     for kind in range(len(first.pieces.groups)):
         costs = {mode: cost for one in priced for mode in REMAT if (cost := one.block_cost(kind, mode)) is not None}
