@@ -1,17 +1,21 @@
 """A run is composed once, and what it gets is what Hydra's own loader composes."""
 
+import copy
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import hydra
 import pytest
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
 from plait.compose.compose import CONFIG, composed
 from plait.compose.hydra_internals import ConfigLoader, loading
 from plait.compose.loader import Loader
+from plait.compose.options import Options
 from plait.contract.errors import PlaitError
 
 SETTING_THE_MODE = """# @package _global_
@@ -76,3 +80,19 @@ def test_an_error_is_that_of_composing_the_run(tmp_path: Path, monkeypatch: pyte
     with counting() as made, pytest.raises(PlaitError, match=r"unknown key train\.stpes; available: .*mean 'steps'"):
         composed(lambda cfg: None, ["train.stpes=1"])
     assert made.call_count == 2  # as a run, and as a sweep, which it could be
+
+
+def test_a_copy_of_the_options_has_sources_of_its_own(tmp_path: Path) -> None:
+    """Hydra copies them for each composition, and gives the copy the folders that this one names."""
+    Plugins.instance()  # finds the kinds of sources
+    path = ConfigSearchPathImpl()
+    path.append("main", "pkg://plait.conf")
+    options = Options(path)
+    shipped = options.load_config("optimizer/adamw.yaml").path
+    (tmp_path / "optimizer").mkdir()
+    (tmp_path / "optimizer/adamw.yaml").write_text("lr: 1\n")
+    copied = copy.deepcopy(options)
+    path.append("command-line", f"file://{tmp_path}")
+    copied.initialize_sources(path)
+    assert copied.load_config("optimizer/adamw.yaml").path == f"file://{tmp_path}"
+    assert options.load_config("optimizer/adamw.yaml").path == shipped != f"file://{tmp_path}"

@@ -74,7 +74,7 @@ class Planted:
     @contextlib.contextmanager
     def fresh(self, world: int) -> Iterator["Planted"]:
         with self.pool.fresh(world) as pool:
-            yield Planted(pool, self.places, self.timeout)
+            yield type(self)(pool, self.places, self.timeout)
 
 
 class Beside(Planted):

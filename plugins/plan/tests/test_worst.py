@@ -9,7 +9,7 @@ RUN = ["model.n_layers=1", "train.local_batch_size=1", "train.seq_len=32", "vali
 UNEVEN = ["model.vocab_size=1003", "model.ffn_dim=333"]
 MIXTURE = ["model=deepseek_v3_debug", "model.n_dense_layers=0", "model.vocab_size=1003"]
 LAYOUTS = {
-    "fsdp2": (5, ["strategy=[fsdp2]", *UNEVEN]),
+    "fsdp2": (3, ["strategy=[fsdp2]", *UNEVEN]),
     "more ranks than rows": (7, ["strategy=[fsdp2]", "model.dim=24", "model.n_heads=4", "model.n_kv_heads=2"]),
     "hsdp": (6, ["strategy=[fsdp2]", "strategy.fsdp2.replicate=2", *UNEVEN]),
     "simplefsdp": (3, ["strategy=[simplefsdp]", *UNEVEN]),
