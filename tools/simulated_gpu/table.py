@@ -72,7 +72,7 @@ PEERS: dict[str, tuple[str, ...]] = {  # torchtitan has no balance loss
 
 
 def counted(program: str, *arguments: str) -> dict[str, Any]:
-    """What `tools.simulated_gpu.PROGRAM` counts in five steps, of which the quickest tells the host's seconds."""
+    """What `tools.simulated_gpu.PROGRAM` counts in twenty steps, of which the quickest tells the host's seconds."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "counts.json"
         command = [
@@ -81,7 +81,7 @@ def counted(program: str, *arguments: str) -> dict[str, Any]:
             f"tools.simulated_gpu.{program}",
             "--steps",
             "3",
-            "7",
+            "22",
             f"--json={file}",
             *arguments,
         ]

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
+import attrs
 from torch import Tensor, nn
 
 Transform = Callable[[Tensor], Tensor]
@@ -29,19 +30,29 @@ def transform_param(module: nn.Module, name: str, fn: Transform) -> None:
             f"{type(module).__name__}.forward was compiled or wrapped before transform_param({name!r}) was set"
         )
     if not isinstance(module, Transformed):
-        module.__dict__["_transforms"] = {}
-        module.__dict__["_transforms_on"] = False
-    if name not in module.__dict__["_transforms"]:
+        module.__dict__["_transforms"] = Transforms({})
+    of = transformed._transforms.of
+    if name not in of:
         transformed.__class__ = _with_property(type(module), name)
-        transformed._transforms[name] = ()
-    transformed._transforms[name] = (*transformed._transforms[name], fn)
+    of[name] = (fn, *of.get(name, ()))
+
+
+@attrs.define(slots=False)
+class Transforms:
+    """Of the parameters of one module, by name, that nearest to storage first. on: whether its forward runs.
+
+    It is no attribute of the module, which looks for parameters first when one is written: that took 6% of the host's
+    time of a step.
+    """
+
+    of: dict[str, tuple[Transform, ...]]
+    on: bool = False
 
 
 class Transformed:
     """Marks a module whose class was swapped by `transform_param`."""
 
-    _transforms: dict[str, tuple[Transform, ...]]
-    _transforms_on: bool
+    _transforms: Transforms
 
 
 # One class per (class, names), so that compiled code and pickles of equal modules agree; holds nothing of a run.
@@ -72,12 +83,13 @@ def _transforming(method: Any, always: bool) -> Any:
     """always: also if no argument is a tensor. A method without one may write to parameters, so sees what is stored."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = self._transforms_on
-        self._transforms_on = before or always or any(isinstance(x, Tensor) for x in (*args, *kwargs.values()))
+        transforms = self._transforms
+        before = transforms.on
+        transforms.on = before or always or any(isinstance(x, Tensor) for x in (*args, *kwargs.values()))
         try:
             return method(self, *args, **kwargs)
         finally:
-            self._transforms_on = before
+            transforms.on = before
 
     call.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
     return call
@@ -96,8 +108,9 @@ def _with_property(cls: Any, name: str) -> type:
 def _property(name: str) -> property:
     def get(self: Any) -> Tensor | None:
         param = self._parameters[name]
-        if self._transforms_on:
-            for fn in reversed(self._transforms[name]):
+        transforms = self._transforms
+        if transforms.on:
+            for fn in transforms.of[name]:
                 param = fn(param)
         return param
 

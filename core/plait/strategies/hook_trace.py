@@ -52,7 +52,8 @@ def _seen(model: Any, run: Any) -> dict[str, Seen]:
 
 
 def _module(module: Any) -> dict[str, Any]:
-    transforms = [name for name, fns in getattr(module, "_transforms", {}).items() for _ in fns]
+    held = getattr(module, "_transforms", None)
+    transforms = [name for name, fns in held.of.items() for _ in fns] if held else []
     own = "compiled" if has_compiled_call(module) else "its own" if "forward" in vars(module) else "its class's"
     facts: dict[str, Any] = {
         "class": type(module).__name__,

@@ -51,10 +51,10 @@ def _looks(model: nn.Module) -> dict[str, tuple[Any, ...]]:
     new one in the same place."""
     looks = {}
     for prefix, module in model.named_modules():
-        forward = module.__dict__.get("forward")
+        forward, held = module.__dict__.get("forward"), getattr(module, "_transforms", None)
         for name, param in module.named_parameters(recurse=False):
             lies = param.placements if isinstance(param, DTensor) else None
-            transforms = len(getattr(module, "_transforms", {}).get(name, ()))
+            transforms = len(held.of.get(name, ())) if held else 0
             own = (_Same(param), str(lies), transforms, hooks_of_tensor(param), param.requires_grad)
             looks[canonical(f"{prefix}.{name}".lstrip("."))] = (*own, type(module), forward, hooks_of(module))
     return looks
