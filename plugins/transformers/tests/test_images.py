@@ -187,6 +187,20 @@ def test_a_run_resumes_bitwise_and_its_export_is_the_whole_model(kind, made, tmp
     assert processor_of(str(tmp_path / "runs" / "whole" / "export"), whole.config).tokenizer is not None
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", EACH)
+def test_a_plan_counts_tokens_of_images_as_those_of_text(kind, made):
+    from plait_plan import engine
+
+    asked = overrides(made, kind, "planned", "strategy=[fsdp2]", "cluster=h100")
+    text = [each for each in asked if not each.startswith("model.images=")] + ["data=stdlib"]
+    text = [each for each in text if not each.startswith(("data=chat", "data.path", "data.validation_fraction"))]
+    shown, plain = (engine.plan(compose(each), 2) for each in (asked, text))
+    assert shown.memory.parameters == plain.memory.parameters
+    assert shown.flops == pytest.approx(plain.flops, rel=0.02)
+    assert plain.memory.peak <= shown.memory.peak <= 1.1 * plain.memory.peak
+
+
 def seen_by(made, kind):
     """The whole model, the first image as its processor makes it, and what takes its place; all in float64."""
     from transformers import AutoModelForImageTextToText

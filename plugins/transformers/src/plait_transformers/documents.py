@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait import PlaitError, mix_in
+from plait import PlaitError, is_planning, mix_in
 
 
 class ByDocument:
@@ -54,8 +54,12 @@ class _Rows:
         flat = places_BT.flatten()
         self._document = (flat == 0).cumsum(0) - 1  # (B x T,): the number of each token's document
         self._place = flat
-        starts = (flat == 0).nonzero().flatten()
-        steps = torch.arange(int(flat.max()) + 1, device=flat.device)
+        if is_planning():  # tensors have no values: a row is one document
+            rows, tokens = places_BT.shape
+            starts = torch.arange(0, rows * tokens, tokens, device=flat.device)
+        else:
+            starts, tokens = (flat == 0).nonzero().flatten(), int(flat.max()) + 1
+        steps = torch.arange(tokens, device=flat.device)
         self._index_NL = (starts[:, None] + steps).clamp(max=flat.numel() - 1)
 
     def apart(self, value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait import PlaitError, mix_in
+from plait import PlaitError, is_planning, mix_in
 
 INDEX, TABLES, FORMAT = "index.json", "features.safetensors", 2
 
@@ -69,7 +69,7 @@ class Images:
     def added(self, ids: Tensor, like: Tensor) -> dict[str, Any]:
         """What the family's loop over blocks gets: where tokens of images are, (B, T), and what it adds to those behind
         each of the first blocks, (their number, D), as `like` is. Empty for families that add nothing."""
-        if not self.layers or ids.is_meta:
+        if not self.layers or ids.is_meta or is_planning():
             return {}
         soft = ids >= self.vocabulary
         tables = (self._of_tokens(f"layer.{n}", ids, torch.zeros_like(like)) for n in range(self.layers))
@@ -90,8 +90,8 @@ class Images:
 
     def _of_tokens(self, name: str, ids: Tensor, others: Tensor) -> Tensor:
         """`others`, with the rows of the table `name` for tokens of images."""
-        if ids.is_meta:
-            return others
+        if ids.is_meta or is_planning():
+            return others  # there are no ids, and rows of any values cost the same
         if self._tables is None:
             from safetensors.torch import load_file
 
