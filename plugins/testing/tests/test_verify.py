@@ -6,11 +6,14 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from plait import ModelSpec
 from plait.commands.main import run
 from plait.contract.config import Config
 from plait.host import compose
+from plait_testing.declared import FIRST, LAST, LOSSES, NORMS, OfRun, Rounded, may_be_rounding
+from plait_testing.finding import Finding
 from plait_testing.verify import _run, _vocab, plan
 from tests.helpers.fakes import distribution, forget
 
@@ -346,6 +349,34 @@ def test_bad_input_ends_before_any_rank_starts(plait_project, overrides, said, m
     assert said in done.err
     assert done.err.startswith("plait: ")
     assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("what", "at", "error", "maybe"),
+    [
+        (LAST, "w", 1e-7, True),
+        (NORMS, "step 3", 1e-8, True),
+        (NORMS, "step 1", 1e-8, False),  # no optimizer has enlarged it
+        (FIRST, "w", 1e-8, False),
+        (LAST, "w", 1e-2, False),  # no rounding is so large
+        (LAST, "w", 1e-10, False),  # right
+    ],
+)
+def test_what_may_be_rounding_is_small_and_late(what, at, error, maybe):
+    right = Finding(LOSSES, 1e-9, 1e-15, "step 1")
+    assert may_be_rounding([right, Finding(what, 1e-9, error, at)]) == maybe
+    assert not may_be_rounding([Finding(FIRST, 1e-10, 1e-9, "w"), Finding(what, 1e-9, error, at)])
+
+
+def test_a_process_that_begins_otherwise_is_rounded_otherwise(monkeypatch):
+    rounded = Rounded(config=SimpleNamespace(), vocab=2, data_ranks=1)
+    values = torch.nn.Linear(40, 40, bias=False, dtype=torch.float64)
+    before = values.weight.detach().clone()
+    monkeypatch.setattr(OfRun, "apply", lambda *_: SimpleNamespace(parameters=lambda: [values.weight]))
+    rounded.apply({})
+    units = ((values.weight - before) / before / torch.finfo(torch.float64).eps).detach()
+    assert 0.5 < units.abs().mean() < 0.9
+    assert units.abs().max() < 2.1
 
 
 def test_without_the_extra(plait_project, monkeypatch):

@@ -28,6 +28,8 @@ LOSSES, NORMS = f"losses of {STEPS} steps", f"norms of {STEPS} steps"
 LATER = tuple(f"step {number}" for number in range(2, STEPS + 1))  # what an optimizer may be the cause of
 EXACT = "exact training"
 INITIAL, BUFFERS, UPDATES = "initial parameters", f"buffers after {STEPS} steps", f"updates of {STEPS - 1} steps"
+GROWS = (LOSSES, NORMS, UPDATES, LAST)  # differences in which an optimizer, or a chaotic model, enlarges rounding
+CLOSE, OTHERWISE = 1e-3, 3  # what rounding may have become; how far two ways of rounding may be apart
 
 
 @attrs.frozen(kw_only=True)
@@ -73,6 +75,18 @@ class OfRun(Trial):
         return check(attrs.evolve(self.config, strategy=dict(strategies)), dist.get_world_size())
 
 
+class Rounded(OfRun):
+    """The same, whose first parameters are rounded otherwise: each by at most one unit in its last place."""
+
+    def apply(self, strategies: Mapping[str, Mapping[str, Any]], extra: Any = ()) -> Applied:
+        applied, generator = super().apply(strategies), torch.Generator().manual_seed(self.seed)
+        with torch.no_grad():
+            for param in applied.parameters():
+                units = torch.randint(-1, 2, param.shape, generator=generator).to(param.dtype)
+                param.mul_(1 + units * torch.finfo(param.dtype).eps)
+        return applied
+
+
 def reference(
     trial: OfRun, strategies: Mapping[str, Any], folder: Path, exact: Mapping[str, Any] | None = None
 ) -> float:
@@ -112,12 +126,18 @@ def reference(
 
 
 def compare(
-    trial: OfRun, strategies: Mapping[str, Any], folder: Path, distance: float = 0.0
+    trial: OfRun,
+    strategies: Mapping[str, Any],
+    folder: Path,
+    distance: float = 0.0,
+    grown: Mapping[str, float] | None = None,
 ) -> tuple[list[Finding], dict[str, str]]:
     """A rank trains under `strategies`; returns how far it is from one process, and the parameters' placements.
 
     distance: how far gradients may be from those of exact training, if `reference` wrote them.
+    grown: what is compared in later steps -> its bound, where rounding alone goes beyond the usual one.
     """
+    bounds = dict.fromkeys(GROWS, LOSS) | dict(grown or {})
     with noted(folder):
         result = train(trial, strategies)
         expected = TrialResult(**torch.load(folder / "reference.pt", mmap=True, weights_only=True))
@@ -126,16 +146,16 @@ def compare(
         found = [
             bitwise(INITIAL, result.initial, expected.initial),
             gradients_apart(FIRST, result.gradients, expected.gradients, GRADIENT),
-            numbers_apart(LOSSES, result.losses, expected.losses),
-            numbers_apart(NORMS, result.norms, expected.norms),
+            numbers_apart(LOSSES, result.losses, expected.losses, bounds[LOSSES]),
+            numbers_apart(NORMS, result.norms, expected.norms, bounds[NORMS]),
         ]
         later = Finding(LAST, LOSS, skipped="not compared: they come after something wrong")
         if all(finding.fine or finding.at in LATER for finding in found):
-            found.append(gradients_apart(UPDATES, _updates(result), _updates(expected), LOSS))
+            found.append(gradients_apart(UPDATES, _updates(result), _updates(expected), bounds[UPDATES]))
         else:
             found.append(attrs.evolve(later, what=UPDATES))
         if all(finding.fine for finding in found):
-            later = gradients_apart(LAST, result.last, expected.last, LOSS)
+            later = gradients_apart(LAST, result.last, expected.last, bounds[LAST])
         found.append(later)
         trains = {name for name, p in model.named_parameters() if p.requires_grad}
         if never := untrained(result, expected, sorted(trains)):
@@ -146,6 +166,22 @@ def compare(
             found.insert(2, gradients_apart(EXACT, result.gradients, exact, distance, FAINT))
         mine, theirs = ({k: b for k, b in t.buffers.items() if k in saved} for t in (result, expected))
         return [*found, *([bitwise(BUFFERS, mine, theirs)] if theirs else [])], result.placements
+
+
+def may_be_rounding(findings: Iterable[Finding]) -> bool:
+    """Whether something is off, but little, and in later steps alone."""
+    off = [finding for finding in findings if not finding.fine]
+    later = all(each.what in (UPDATES, LAST) or (each.what in GROWS and each.at in LATER) for each in off)
+    return bool(off) and later and all(each.error <= CLOSE for each in off)
+
+
+def grown(trial: OfRun, strategies: Mapping[str, Any], folder: Path) -> dict[str, float]:
+    """What is compared in later steps -> the bound for ranks: OTHERWISE times as far as one process comes from
+    `reference` if it begins a unit in the last place from there. Empty if it comes no further than usual bounds.
+    """
+    rounded = Rounded(**attrs.asdict(trial, recurse=False))
+    found, _ = compare(rounded, strategies, folder, math.inf, dict.fromkeys(GROWS, math.inf))
+    return {each.what: OTHERWISE * each.error for each in found if each.what in GROWS and each.error > LOSS / OTHERWISE}
 
 
 def _updates(result: TrialResult) -> dict[str, Tensor]:

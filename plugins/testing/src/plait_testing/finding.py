@@ -1,7 +1,8 @@
 """What one comparison of a run on ranks with one in one process found: how far numbers and tensors are apart."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -43,6 +44,14 @@ class Finding:
         names = self.wrong.keys() | other.wrong.keys()
         wrong = {name: max(self.wrong.get(name, 0.0), other.wrong.get(name, 0.0)) for name in names}
         return attrs.evolve(self if self.error >= other.error else other, wrong=wrong)
+
+
+def of_all_ranks(answers: Sequence[tuple[list[Finding], Any]]) -> list[Finding]:
+    """What all ranks found together. answers: by rank, each with its findings first."""
+    joined = answers[0][0]
+    for findings, _ in answers[1:]:
+        joined = [mine.joined(other) for mine, other in zip(joined, findings, strict=True)]
+    return joined
 
 
 def bitwise(what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Finding:

@@ -183,7 +183,8 @@ def _run(checked: "Checked", spec: "ModelSpec", documents: bool, say: Any) -> tu
 
     from plait import Compile, Remat
     from plait.host import Scratch
-    from plait_testing.declared import OfRun, compare, failed, reference
+    from plait_testing.declared import OTHERWISE, OfRun, compare, failed, grown, may_be_rounding, reference
+    from plait_testing.finding import of_all_ranks
     from plait_testing.pool import Pool, RankError
 
     config, layout = checked.config, checked.layout
@@ -203,6 +204,15 @@ def _run(checked: "Checked", spec: "ModelSpec", documents: bool, say: Any) -> tu
             acting = {name: options for name, options in checked.config.strategy.items() if _acts(name)}
             answers = pool.run(compare, trial, acting, folder, distance, world=world, timeout=patience)
             say(f"{world} ranks are done")
+            bounds = {}
+            if may_be_rounding(of_all_ranks(answers)):
+                bounds = pool.run(grown, plain, one, folder, world=1, timeout=math.inf)[0]
+            if bounds:
+                say(
+                    "rounding grows in this model: one process that begins a unit in the last place away comes to be "
+                    f"{max(bounds.values()) / OTHERWISE:.1e} off, so later steps have {OTHERWISE} times as much"
+                )
+                answers = pool.run(compare, trial, acting, folder, distance, bounds, world=world, timeout=patience)
         except RankError as error:
             note = failed(folder)
             if note is not None and note.ours:
@@ -214,10 +224,7 @@ def _run(checked: "Checked", spec: "ModelSpec", documents: bool, say: Any) -> tu
             pool.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
-    joined = answers[0][0]
-    for findings, _ in answers[1:]:
-        joined = [mine.joined(other) for mine, other in zip(joined, findings, strict=True)]
-    return joined, answers[0][1]
+    return of_all_ranks(answers), answers[0][1]
 
 
 def _takes_positions(model: Any) -> bool:
