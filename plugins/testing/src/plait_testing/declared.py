@@ -140,7 +140,7 @@ def compare(
     bounds = dict.fromkeys(GROWS, LOSS) | dict(grown or {})
     with noted(folder):
         result = train(trial, strategies)
-        expected = TrialResult(**torch.load(folder / "reference.pt", mmap=True, weights_only=True))
+        expected = _expected(folder)
         model = trial.checked(strategies).assembly.model
         saved = set(model.state_dict())
         found = [
@@ -179,9 +179,21 @@ def grown(trial: OfRun, strategies: Mapping[str, Any], folder: Path) -> dict[str
     """What is compared in later steps -> the bound for ranks: OTHERWISE times as far as one process comes from
     `reference` if it begins a unit in the last place from there. Empty if it comes no further than usual bounds.
     """
-    rounded = Rounded(**attrs.asdict(trial, recurse=False))
-    found, _ = compare(rounded, strategies, folder, math.inf, dict.fromkeys(GROWS, math.inf))
-    return {each.what: OTHERWISE * each.error for each in found if each.what in GROWS and each.error > LOSS / OTHERWISE}
+    with noted(folder):
+        result = train(Rounded(**attrs.asdict(trial, recurse=False)), strategies)
+        expected = _expected(folder)
+        found = [
+            numbers_apart(LOSSES, result.losses, expected.losses),
+            numbers_apart(NORMS, result.norms, expected.norms),
+            gradients_apart(UPDATES, _updates(result), _updates(expected), LOSS),
+            gradients_apart(LAST, result.last, expected.last, LOSS),
+        ]
+        return {each.what: OTHERWISE * each.error for each in found if each.error > LOSS / OTHERWISE}
+
+
+def _expected(folder: Path) -> TrialResult:
+    """What `reference` wrote."""
+    return TrialResult(**torch.load(folder / "reference.pt", mmap=True, weights_only=True))
 
 
 def _updates(result: TrialResult) -> dict[str, Tensor]:
