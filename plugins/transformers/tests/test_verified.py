@@ -6,6 +6,7 @@ import pytest
 
 from plait.host import compose
 from plait_testing.verify import verify
+from plait_transformers.build import decoder
 
 GEMMA4 = {
     **{"model_type": "gemma4_text", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2},
@@ -14,12 +15,33 @@ GEMMA4 = {
 }
 
 
+SHARED = {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 272}
+TWO = ["launch.nproc_per_node=2", "train.seq_len=64", "data.tokenizer=bytes"]
+LAYOUTS = {
+    "fsdp2": ["strategy=[fsdp2]", "remat.mode=full"],
+    "tensor_parallel": ["strategy=[tensor_parallel]", "strategy.tensor_parallel.sequence_parallel=false"],
+}
+
+
+def model_in(folder, keys):
+    (folder / "config.json").write_text(json.dumps(keys), encoding="utf-8")
+    return ["model=transformers", f"model.path={folder}"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layers_that_attend_to_keys_of_earlier_ones(layout, tmp_path, capsys):
+    """As in Gemma 4 E2B and E4B, whose layers also have rows of an embedding of their own."""
+    assert verify(compose([*model_in(tmp_path, GEMMA4 | SHARED), *TWO, *LAYOUTS[layout]])) == 0, capsys.readouterr().out
+    model = decoder(config=GEMMA4 | SHARED)
+    keys = {name for name, _ in model.named_parameters() if "k_proj" in name}
+    assert keys == {f"model.layers.{number}.self_attn.k_proj.weight" for number in range(4)}
+
+
 @pytest.mark.slow
 def test_rounding_that_grows_in_one_process_too_is_no_error(tmp_path, capsys):
     """Its attention scales no scores: gradients agree within 1e-15 in the first step, and within 1e-7 in the third."""
-    (tmp_path / "config.json").write_text(json.dumps(GEMMA4), encoding="utf-8")
-    model = ["model=transformers", f"model.path={tmp_path}", "data.tokenizer=bytes", "train.seq_len=64"]
-    assert verify(compose([*model, "strategy=[fsdp2]", "launch.nproc_per_node=2"])) == 0
+    assert verify(compose([*model_in(tmp_path, GEMMA4), *TWO, "strategy=[fsdp2]"])) == 0
     told = capsys.readouterr().out
     assert "rounding grows in this model: one process that begins a unit in the last place away" in told
     assert told.endswith("all agree\n")

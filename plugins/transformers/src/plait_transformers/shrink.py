@@ -5,6 +5,7 @@ from typing import Any
 
 VOCAB, HEADS, EXPERTS, WINDOW = 64, 4, 4, 5
 KEYS = "num_key_value_heads"
+SHARED = "num_kv_shared_layers"  # of the last layers, which attend to keys and values of earlier ones
 VISITED = ("num_experts_per_tok", "moe_topk")  # keys for the number of experts that a token visits
 # What acts only on inputs longer than it: shortened, so that the few tokens of an experiment see it act.
 REACH = re.compile(r"(window|chunk|block)_size|local_attention|(sliding|attention)_window|floor_scale|index_topk")
@@ -18,7 +19,8 @@ def shrunken(config: Any) -> Any:
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     groups = _of_most(config, said, KEYS) or heads
     width = _of_most(config, said, "head_dim") or config.hidden_size // heads
-    kept = _layers_with_all_kinds(said, layers)
+    numbers = _layers_with_all_kinds(said, layers)
+    kept = len(numbers)
     wanted: dict[str, Any] = {
         "num_hidden_layers": kept,
         "vocab_size": VOCAB,
@@ -55,10 +57,13 @@ def shrunken(config: Any) -> Any:
         if isinstance(value, dict) and "llama_4_scaling_beta" in value:
             changed[name] = {**value, "original_max_position_embeddings": WINDOW}
         if isinstance(value, list | tuple) and len(value) == layers and layers > 1:
-            changed[name] = list(value)[:kept]
+            changed[name] = [value[number] for number in numbers]
         if by_layer(value):
-            its = {number: own for number, own in value.items() if int(number) < kept}
-            changed[name] = {number: _own(own, groups, heads) for number, own in its.items()}
+            its = {int(number): own for number, own in value.items()}
+            there = {at: its[number] for at, number in enumerate(numbers) if number in its}
+            changed[name] = {at: _own(own, groups, heads) for at, own in there.items()}
+    if said.get(SHARED):
+        changed[SHARED] = kept // 2
     return type(config).from_dict({**said, **changed})
 
 
@@ -88,11 +93,13 @@ def _of_most(config: Any, said: dict[str, Any], name: str) -> Any:
         return said.get(name)
 
 
-def _layers_with_all_kinds(said: dict[str, Any], layers: int) -> int:
+def _layers_with_all_kinds(said: dict[str, Any], layers: int) -> list[int]:
+    """The numbers of the layers that are kept: the first ones, and as many of the last if these have keys of others."""
     lists = [v for v in said.values() if isinstance(v, list | tuple) and len(v) == layers and layers > 1]
     own = [{int(number): each for number, each in v.items()} for v in said.values() if by_layer(v)]
     lists += [[each.get(number) for number in range(layers)] for each in own]
     kinds = [tuple(map(str, each)) for each in zip(*lists, strict=True)]
     needed = max((kinds.index(kind) + 1 for kind in set(kinds)), default=1)
     first_dense = said.get("first_k_dense_replace") or 0
-    return min(layers, max(2, needed, first_dense + 1))
+    first = min(layers, max(2, needed, first_dense + 1))
+    return [*range(first), *(range(layers - first, layers) if said.get(SHARED) else ())]
