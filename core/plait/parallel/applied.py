@@ -245,9 +245,7 @@ class Applied:
 
     def clip_grads(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip gradients in place to `max_norm` over all ranks; returns the norm before clipping (a scalar tensor)."""
-        parameters = (
-            self._optimized or self.parameters()
-        )  # those that an optimizer has stay; a walk is 1% of a small step
+        parameters = self._optimized or self.parameters()  # to walk the modules is 1% of a small model's step
         arguments = {"parameters": parameters, "max_norm": max_norm, "mesh": self.mesh, "norm_type": norm_type}
         return self.hooks.first("clip_grads", **arguments)
 
