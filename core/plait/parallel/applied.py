@@ -62,7 +62,7 @@ class Applied:
     whole: "WholeModel | None" = None
     steps: int = 0
     own_optimizer: torch.optim.Optimizer | None = None
-    _optimized: list[nn.Parameter] = attrs.field(factory=list, init=False)
+    _optimized: list[nn.Parameter] = attrs.field(factory=list, init=False)  # `parameters()` when `optimizer` was called
     observers: Mapping[str, Any] = attrs.field(factory=dict)
 
     def parameters(self) -> list[nn.Parameter]:
@@ -130,7 +130,7 @@ class Applied:
         watch.count(dealt)
         tokens = (count or counted_with(self.units))(dealt)
         for part in self.parts:
-            if not part.training:  # to tell each module of a small model again is 3% of its host's time
+            if not part.training:  # train() walks all modules: 3% of the host's time of a small model's step
                 part.train()
         moved = dealt.to(self.device)
         total = self.forward_backward(moved.split(rows or len(moved.tokens)), tokens, observer=watch)
@@ -245,7 +245,7 @@ class Applied:
 
     def clip_grads(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip gradients in place to `max_norm` over all ranks; returns the norm before clipping (a scalar tensor)."""
-        parameters = self._optimized or self.parameters()  # to walk the modules is 1% of a small model's step
+        parameters = self._optimized or self.parameters()  # which walks all modules: 1% of a small model's step
         arguments = {"parameters": parameters, "max_norm": max_norm, "mesh": self.mesh, "norm_type": norm_type}
         return self.hooks.first("clip_grads", **arguments)
 

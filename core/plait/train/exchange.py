@@ -15,7 +15,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 class _Done:
-    """What one rank waits on, which has nobody to ask."""
+    """Stands in for a collective's work where there is one rank."""
 
     def wait(self) -> None:
         pass

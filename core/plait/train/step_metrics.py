@@ -57,6 +57,7 @@ class Laps:
 
 @functools.lru_cache(maxsize=1)
 def _schedstat(thread: int) -> BinaryIO:
+    """What the kernel counts of the current thread, whose number is `thread`; kept open, as a step reads it twice."""
     return Path("/proc/thread-self/schedstat").open("rb", buffering=0)
 
 

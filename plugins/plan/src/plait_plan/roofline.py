@@ -60,19 +60,12 @@ def spend(trace: StepTrace, cluster: Cluster, best: bool, within: range | None =
 def seconds_of(operator: Operator, cluster: Cluster, products: float, memory: float) -> tuple[float, bool]:
     """(seconds, whether arithmetic limits it rather than memory) of an operator that is not a collective.
 
-    products, memory: the shares of the cluster's peaks that are achieved.
+    products, memory: the shares of the cluster's peaks that are achieved. An operator that moves nothing takes no time.
     """
-    return seconds_to_do(operator.flops, operator.bytes, operator.dtype, cluster, products, memory)
-
-
-def seconds_to_do(
-    flops: float, moved: float, dtype: str, cluster: Cluster, products: float, memory: float
-) -> tuple[float, bool]:
-    """The same, of so many operations in `dtype` and bytes moved; an operator that moves none takes no time."""
-    if not moved:
+    if not operator.bytes:
         return 0.0, False
-    moving = moved / (cluster.bandwidth * memory)
-    computing = flops / (cluster.rate(dtype) * products) if flops else 0.0
+    moving = operator.bytes / (cluster.bandwidth * memory)
+    computing = operator.flops / (cluster.rate(operator.dtype) * products) if operator.flops else 0.0
     return max(moving, computing, cluster.launch), computing > moving
 
 

@@ -29,7 +29,7 @@ LATER = tuple(f"step {number}" for number in range(2, STEPS + 1))  # what an opt
 EXACT = "exact training"
 INITIAL, BUFFERS, UPDATES = "initial parameters", f"buffers after {STEPS} steps", f"updates of {STEPS - 1} steps"
 GROWS = (LOSSES, NORMS, UPDATES, LAST)  # differences in which an optimizer, or a chaotic model, enlarges rounding
-CLOSE, OTHERWISE = 1e-3, 3  # what rounding may have become; how far two ways of rounding may be apart
+CLOSE, TIMES = 1e-3, 3  # the largest error that rounding may have grown to; the bound, in errors of `grown`'s process
 
 
 @attrs.frozen(kw_only=True)
@@ -135,7 +135,7 @@ def compare(
     """A rank trains under `strategies`; returns how far it is from one process, and the parameters' placements.
 
     distance: how far gradients may be from those of exact training, if `reference` wrote them.
-    grown: what is compared in later steps -> its bound, where rounding alone goes beyond the usual one.
+    grown: what is compared in later steps -> its bound, where that is larger than usual.
     """
     bounds = dict.fromkeys(GROWS, LOSS) | dict(grown or {})
     with noted(folder):
@@ -176,8 +176,8 @@ def may_be_rounding(findings: Iterable[Finding]) -> bool:
 
 
 def grown(trial: OfRun, strategies: Mapping[str, Any], folder: Path) -> dict[str, float]:
-    """What is compared in later steps -> the bound for ranks: OTHERWISE times as far as one process comes from
-    `reference` if it begins a unit in the last place from there. Empty if it comes no further than usual bounds.
+    """What is compared in later steps -> its bound: TIMES the error of one process whose first parameters differ from
+    those of `reference` by a unit in the last place. Without what has no larger bound than usual.
     """
     with noted(folder):
         result = train(Rounded(**attrs.asdict(trial, recurse=False)), strategies)
@@ -188,7 +188,7 @@ def grown(trial: OfRun, strategies: Mapping[str, Any], folder: Path) -> dict[str
             gradients_apart(UPDATES, _updates(result), _updates(expected), LOSS),
             gradients_apart(LAST, result.last, expected.last, LOSS),
         ]
-        return {each.what: OTHERWISE * each.error for each in found if each.error > LOSS / OTHERWISE}
+        return {each.what: TIMES * each.error for each in found if each.error > LOSS / TIMES}
 
 
 def _expected(folder: Path) -> TrialResult:

@@ -183,7 +183,7 @@ def _run(checked: "Checked", spec: "ModelSpec", documents: bool, say: Any) -> tu
 
     from plait import Compile, Remat
     from plait.host import Scratch
-    from plait_testing.declared import OTHERWISE, OfRun, compare, failed, grown, may_be_rounding, reference
+    from plait_testing.declared import TIMES, OfRun, compare, failed, grown, may_be_rounding, reference
     from plait_testing.finding import of_all_ranks
     from plait_testing.pool import Pool, RankError
 
@@ -209,8 +209,8 @@ def _run(checked: "Checked", spec: "ModelSpec", documents: bool, say: Any) -> tu
                 bounds = pool.run(grown, plain, one, folder, world=1, timeout=math.inf)[0]
             if bounds:
                 say(
-                    "rounding grows in this model: one process that begins a unit in the last place away comes to be "
-                    f"{max(bounds.values()) / OTHERWISE:.1e} off, so later steps have {OTHERWISE} times as much"
+                    "rounding grows in this model: one process whose first weights differ in the last place is off by "
+                    f"{max(bounds.values()) / TIMES:.1e}; the bounds of later steps are {TIMES} times its errors"
                 )
                 answers = pool.run(compare, trial, acting, folder, distance, bounds, world=world, timeout=patience)
         except RankError as error:

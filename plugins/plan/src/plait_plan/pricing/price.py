@@ -294,7 +294,8 @@ class _PricedTrace:
         return [*found, Event(computing)] if computing > 0.0 else found
 
     def _computing(self, best: bool, times: float) -> np.ndarray:
-        """Seconds of each operator, `times` as often, as of `seconds_to_do`; those that only send or wait take none."""
+        """Seconds of each operator, `times` as often, by the formula of `roofline.seconds_of`; those that only send or
+        wait take none."""
         if (best, times) not in self.seconds:
             end, one, cluster = 1 if best else 0, self.pieces, self.cluster
             products, memory = cluster.achieved.products[end], cluster.achieved.memory[end]
