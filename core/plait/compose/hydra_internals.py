@@ -19,15 +19,16 @@ __all__ = ["ConfigLoader", "Repository", "arguments_parser", "loading"]
 
 
 class Repository(ConfigRepository):
-    """The files of options, of which `preferred` may choose one."""
+    """The files of options; `source` says whose file counts."""
 
-    def preferred(self, config_path: str) -> Any:
-        """The source that has the file at `config_path` and comes before all others; None if none does."""
-        return None
+    def source(self, config_path: str) -> Any:
+        """The source whose file at `config_path` counts; None if none has it."""
+        return super()._find_object_source(config_path, ObjectType.CONFIG)
 
     def _find_object_source(self, config_path: str, object_type: ObjectType | None) -> Any:
-        preferred = self.preferred(config_path) if object_type == ObjectType.CONFIG else None
-        return preferred or super()._find_object_source(config_path, object_type)
+        if object_type == ObjectType.CONFIG:
+            return self.source(config_path)
+        return super()._find_object_source(config_path, object_type)
 
 
 def arguments_parser() -> argparse.ArgumentParser:

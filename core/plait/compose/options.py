@@ -3,12 +3,14 @@
 import copy
 import importlib.resources
 import os
+from pathlib import Path
 from typing import Any
 
 from plait.compose.hydra_internals import Repository
 from plait.contract.errors import PlaitError
 from plait.strategies.shipped import defined_twice
 
+_LOADED: dict[tuple[str, str, int], Any] = {}  # (provider, file, when it was written) -> what a file says
 USERS = ("./conf", "hydra.searchpath", "command-line")  # how the providers of the user's folders begin
 
 
@@ -34,26 +36,33 @@ class Options(Repository):
             named = [("plait" if by == "main" else by, file) for file, by in places.items()]
             group, _, option = config_path.rpartition("/")
             raise PlaitError(defined_twice(config_path, named)).at(group, option)
-        return super().load_config(config_path)
+        source = self.source(config_path)
+        if source is None or not (file := _file(source, config_path)):
+            return super().load_config(config_path)
+        key = source.provider, file, os.stat(file).st_mtime_ns
+        if key not in _LOADED:
+            _LOADED[key] = super().load_config(config_path)
+        return copy.deepcopy(_LOADED[key])
 
-    def preferred(self, config_path: str) -> Any:
-        return self._own(config_path) or next(iter(self._folders(config_path)), None) if "/" in config_path else None
+    def source(self, config_path: str) -> Any:
+        return self._own(config_path) or next(iter(self._having(config_path)), None)
 
     def _own(self, config_path: str) -> Any:
-        """The user's folder that has it; None if there is none."""
-        return next((s for s in reversed(self._folders(config_path)) if s.provider.startswith(USERS)), None)
+        """The user's folder that has this option; None if there is none."""
+        having = self._having(config_path) if "/" in config_path else []
+        return next((source for source in reversed(having) if source.provider.startswith(USERS)), None)
 
     def _places(self, config_path: str) -> dict[str, str]:
         """The file -> who ships it, if the user has none."""
         if self._own(config_path):
             return {}
         places: dict[str, str] = {}
-        for source in self._folders(config_path):
-            base = importlib.resources.files(source.path) if source.scheme() == "pkg" else source.path
-            places.setdefault(os.path.realpath(os.path.join(str(base), f"{config_path}.yaml")), source.provider)
+        for source in self._having(config_path):
+            if file := _file(source, config_path):
+                places.setdefault(os.path.realpath(file), source.provider)
         return places
 
-    def _folders(self, config_path: str) -> list[Any]:
+    def _having(self, config_path: str) -> list[Any]:
         """Those that have it, in order; asked once, since each of Hydra's sources resolves every link on its path."""
         if config_path not in self._known:
             self._known[config_path] = [source for source in self.sources if _has(source, config_path)]
@@ -61,6 +70,18 @@ class Options(Repository):
 
 
 def _has(source: Any, config_path: str) -> bool:
-    if source.scheme() == "file":
-        return os.path.isfile(os.path.join(source.path, f"{config_path.removesuffix('.yaml')}.yaml"))
-    return source.scheme() == "pkg" and source.is_config(config_path)
+    file = _file(source, config_path)
+    return os.path.isfile(file) if file else source.is_config(config_path)
+
+
+def _file(source: Any, config_path: str) -> str:
+    """Where its file of that option would be; empty for what lies in no folder."""
+    folder = source.path
+    if source.scheme() == "pkg":
+        try:
+            folder = importlib.resources.files(source.path)
+        except (ValueError, ModuleNotFoundError, TypeError):  # as Hydra, which takes it for empty
+            return ""
+    elif source.scheme() != "file":
+        return ""
+    return os.path.join(folder, f"{config_path.removesuffix('.yaml')}.yaml") if isinstance(folder, str | Path) else ""
