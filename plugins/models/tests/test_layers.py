@@ -22,7 +22,7 @@ def random(*shape):
 
 
 def turned(x_BTHE, rope, positions=None):
-    return rope(torch.zeros(x_BTHE.shape[:2]), positions, x_BTHE.dtype)(x_BTHE)
+    return rope(torch.zeros(x_BTHE.shape[:2]), positions, x_BTHE.dtype)(x_BTHE)[0]
 
 
 def test_rope_multiplies_pairs_as_complex_numbers():
@@ -49,23 +49,23 @@ class Written(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize(("dtype", "writes"), [(torch.float32, 6), (torch.bfloat16, 8)])
-def test_rope_writes_few_tensors_forward_and_backward(dtype, writes):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rope_writes_few_tensors_forward_and_backward(dtype):
     x = torch.ones(2, 5, 4, 8, dtype=dtype, requires_grad=True)
     turns = Rope(8, 100.0)(torch.zeros(2, 5), None, dtype)
     with Written(x.numel()) as forward:
-        y = turns(x)
+        (y,) = turns(x)
     gradient = torch.ones_like(y)
     with Written(x.numel()) as backward:
         y.backward(gradient)
-    assert (forward.number, backward.number) == (3, writes - 3)
+    assert (forward.number, backward.number) == (3, 3)
 
 
 def test_a_compiled_rope_computes_the_same():
     x = random(2, 5, 4, 8).requires_grad_()
     turns = Rope(8, 100.0)(torch.zeros(2, 5), None, x.dtype)
-    want = torch.autograd.grad(turns(x).sin().sum(), x)
-    found = torch.autograd.grad(torch.compile(turns, backend="aot_eager")(x).sin().sum(), x)
+    want = torch.autograd.grad(turns(x)[0].sin().sum(), x)
+    found = torch.autograd.grad(torch.compile(turns, backend="aot_eager")(x)[0].sin().sum(), x)
     torch.testing.assert_close(found, want, rtol=0, atol=1e-14)
 
 

@@ -65,7 +65,7 @@ def test_what_a_converter_must_permute():
     """Published weights turn neighbours: with even numbers first and odd ones behind, halves are turned alike."""
     q = torch.randn(1, 7, 2, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     order = [*range(0, 8, 2), *range(1, 8, 2)]
-    turned = Rope(8, 100.0)(torch.zeros(1, 7), None, q.dtype)(q[..., order])
+    (turned,) = Rope(8, 100.0)(torch.zeros(1, 7), None, q.dtype)(q[..., order])
     for t in range(7):
         for i in range(4):
             want = torch.complex(q[:, t, :, 2 * i], q[:, t, :, 2 * i + 1]) * cmath.exp(1j * t * 100.0 ** (-2 * i / 8))

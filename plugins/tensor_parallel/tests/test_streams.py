@@ -151,6 +151,9 @@ def test_what_may_be_written_is_no_copy():
     made = writable(x)
     assert made.data_ptr() == x.data_ptr()
     assert not made._is_view()
+    ones = torch.ones_like(made)
+    (gradient,) = torch.autograd.grad(made, x, ones)
+    assert gradient.data_ptr() == ones.data_ptr(), "nor is its gradient"
 
 
 def test_a_constant_of_all_positions(plait_ranks):

@@ -44,7 +44,7 @@ class GroupedQueryAttention(nn.Module):
         v_BTKE = self.wv(x_BTD).unflatten(-1, (-1, self.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHE, k_BTKE = self.q_norm(q_BTHE), self.k_norm(k_BTKE)
-        q_BTHE, k_BTKE = turns(q_BTHE), turns(k_BTKE)
+        q_BTHE, k_BTKE = turns(q_BTHE, k_BTKE)
         if self.sharpness != 1.0:
             q_BTHE = q_BTHE * self.sharpness
         out_BHTE = self.inner(q_BTHE.transpose(1, 2), k_BTKE.transpose(1, 2), v_BTKE.transpose(1, 2), documents)

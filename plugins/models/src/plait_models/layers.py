@@ -5,6 +5,7 @@ Shapes: B batch, T tokens, D model width, H query heads, K key and value heads, 
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import attrs
 import torch
@@ -46,32 +47,57 @@ class RopeScaling:
 
 @attrs.define(eq=False)  # not frozen: dynamo cannot trace what freezes it
 class Turns:
-    """The rotation of each position, (B or 1, T, 1, E / 2): `turns(x_BTHE)` is rotated, in its own dtype.
+    """The rotation of each position, (B or 1, T, 1, E / 2): `turns(x_BTHE, ...)` are rotated, each in its own dtype.
 
     Blocks get it as one object: mixed precision would round tensors that are passed to them. cos, sin: its parts.
-    number: both as a complex number, one product instead of six operators; None in a graph that is compiled, where
-    inductor fuses the parts and has no complex numbers.
+    there, back: both as a complex number, and its conjugate: one product instead of six operators; None in a graph that
+    is compiled, where inductor fuses the parts and has no complex numbers.
     """
 
     cos: Tensor
     sin: Tensor
-    number: Tensor | None
+    there: Tensor | None = None
+    back: Tensor | None = None
 
     @classmethod
     def by(cls, angles: Tensor) -> "Turns":
         cos, sin = angles.cos(), angles.sin()
-        return cls(cos, sin, None if torch.compiler.is_compiling() else torch.complex(cos, sin))
+        if torch.compiler.is_compiling():
+            return cls(cos, sin)
+        there = torch.complex(cos, sin)
+        return cls(cos, sin, there, there.conj().resolve_conj())  # once, not in each backward
 
-    def __call__(self, x_BTHE: Tensor) -> Tensor:
-        halves = x_BTHE.unflatten(-1, (2, -1))
-        if self.number is None or torch.compiler.is_compiling():
-            x, y = halves.unbind(-2)
-            turned = torch.stack((x * self.cos - y * self.sin, x * self.sin + y * self.cos), dim=-2)
-            return turned.flatten(-2).to(x_BTHE.dtype)
-        # in one copy: to the dtype of the turns, the two of a pair beside each other
-        pairs = halves.transpose(-1, -2).to(self.cos.dtype, memory_format=torch.contiguous_format).contiguous()
-        turned = torch.view_as_real(torch.view_as_complex(pairs) * self.number).transpose(-1, -2)
-        return turned.to(x_BTHE.dtype, memory_format=torch.contiguous_format).flatten(-2)
+    def __call__(self, *x_BTHE: Tensor) -> tuple[Tensor, ...]:
+        if self.there is not None and not torch.compiler.is_compiling():
+            return _Turn.apply(self.there, self.back, *x_BTHE)
+        return tuple(map(self._by_parts, x_BTHE))
+
+    def _by_parts(self, x_BTHE: Tensor) -> Tensor:
+        x, y = x_BTHE.unflatten(-1, (2, -1)).unbind(-2)
+        turned = torch.stack((x * self.cos - y * self.sin, x * self.sin + y * self.cos), dim=-2)
+        return turned.flatten(-2).to(x_BTHE.dtype)
+
+
+class _Turn(torch.autograd.Function):
+    """The gradient is turned back, in three kernels too; torch's own of these operators are six."""
+
+    @staticmethod
+    def forward(ctx: Any, there: Tensor, back: Tensor, *x_BTHE: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(back)
+        return tuple(_turned(x, there) for x in x_BTHE)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients_BTHE: Tensor) -> tuple[Tensor | None, ...]:
+        (back,) = ctx.saved_tensors
+        return None, None, *(_turned(gradient, back) for gradient in gradients_BTHE)
+
+
+def _turned(x_BTHE: Tensor, turns: Tensor) -> Tensor:
+    pairs = x_BTHE.unflatten(-1, (2, -1)).transpose(-1, -2)
+    # in one copy: to the dtype of the turns, the two of a pair beside each other
+    pairs = pairs.to(turns.dtype.to_real(), memory_format=torch.contiguous_format).contiguous()
+    turned = torch.view_as_real(torch.view_as_complex(pairs) * turns).transpose(-1, -2)
+    return turned.to(x_BTHE.dtype, memory_format=torch.contiguous_format).flatten(-2)
 
 
 class Rope(nn.Module):

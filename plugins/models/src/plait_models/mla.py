@@ -106,7 +106,7 @@ class LatentAttention(nn.Module):
         latent_BTL, k_BTR = self.wkv_a(x_BTD).split([self.kv_rank, self.turned], dim=-1)
         kv_BTHF = self.wkv_b(self.kv_norm(latent_BTL)).unflatten(-1, (-1, self.nope + self.value))
         k_BTHN, v_BTHE = kv_BTHF.split([self.nope, self.value], dim=-1)
-        q_BTHR, k_BT1R = turns(q_BTHR), turns(k_BTR.unsqueeze(2))
+        q_BTHR, k_BT1R = turns(q_BTHR, k_BTR.unsqueeze(2))
         if self.sharpness != (1.0, 1.0):
             q_BTHR, q_BTHN = q_BTHR * self.sharpness[0], q_BTHN * self.sharpness[1]
         q_BTHF = torch.cat([q_BTHN, q_BTHR], dim=-1)
