@@ -42,7 +42,10 @@ ROWS: dict[str, tuple[int, tuple[str, ...]]] = {
     "llama3_1b, fsdp2, float32": (1, (*FSDP, *LLAMA, "precision.param=float32", "train.local_batch_size=1")),
     "llama3_1b, fsdp2, loss.chunks=8": (1, (*FSDP, *LLAMA, "loss.chunks=8")),
     "llama3_1b, fsdp2, documents": (1, (*FSDP, *LLAMA, "data.attention=document")),
-    "llama3_1b, fsdp2, saves at each step": (1, (*FSDP, *LLAMA, "checkpoint.enabled=true", "checkpoint.interval=1")),
+    "llama3_1b, fsdp2, saves at each step": (
+        1,
+        (*FSDP, *LLAMA, "checkpoint.enabled=true", "checkpoint.interval=1", "checkpoint.keep=1"),
+    ),
     "llama3_1b, fsdp2, remat full": (1, (*FSDP, *LLAMA, *FULL)),
     "llama3_1b, fsdp2, remat selective": (1, (*FSDP, *LLAMA, "remat.mode=selective")),
     "llama3_1b, fsdp2, compiled": (1, (*FSDP, *LLAMA, "compile.enabled=true")),
