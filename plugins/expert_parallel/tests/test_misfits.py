@@ -3,6 +3,7 @@
 import re
 from types import SimpleNamespace
 
+import attrs
 import pytest
 import torch
 from crowd import Town
@@ -52,18 +53,35 @@ def test_experts_that_cannot_be_divided(axes, says):
         degrees.check(2, run)
 
 
-def without_branches():
+def no_branches(spec):
+    return attrs.evolve(spec, branches=())
+
+
+def nothing_for_tensor_ranks(spec):
+    """The experts' inner width has no name by which tensor ranks could divide it."""
+    axes = {
+        name: ("experts", *[None] * (len(axes) - 1)) if "people" in name else axes for name, axes in spec.axes.items()
+    }
+    return attrs.evolve(spec, axes=axes)
+
+
+def beside_tensor_ranks(change):
     with torch.device("meta"):
         model = Town()
-    import attrs
-
-    spec = attrs.evolve(model.spec(), branches=())
-    plait.apply(model, spec, [create("tensor_parallel", {}), create("expert_parallel", {})], seq_len=16)
+    chosen = [create("tensor_parallel", {}), create("expert_parallel", {})]
+    plait.apply(model, change(model.spec()), chosen, seq_len=16)
 
 
-def test_experts_beside_tensor_ranks_must_be_in_a_branch(plait_ranks):
-    with pytest.raises(RankError, match=r"module 'cells\.0\.crowd\.people' holds experts, but is in no branch"):
-        plait_ranks.run(without_branches, world=2)
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (no_branches, "module 'cells.0.crowd.people' holds experts, but is in no branch"),
+        (nothing_for_tensor_ranks, "the ranks of tp divide no parameter of 'cells.0.crowd', so nobody sums"),
+    ],
+)
+def test_experts_beside_tensor_ranks(change, says, plait_ranks):
+    with pytest.raises(RankError, match=re.escape(says)):
+        plait_ranks.run(beside_tensor_ranks, change, world=2)
 
 
 class Gate(torch.nn.Module):

@@ -56,14 +56,6 @@ def test_a_family_ends_as_the_table_says(kind, plait_ranks):
         assert one.said != "refused" or f"{name}: {of_any(one.note, kind)}" in page
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind, row in ROWS.items() if row["tensor_parallel"] == "refused"])
-def test_what_tensor_parallelism_refuses_is_exact_with_all_positions_on_each_rank(kind, plait_ranks):
-    for answer in plait_ranks.run(on_rank, kind, UNDER["tensor_parallel"], world=2):
-        assert "strategy.tensor_parallel.sequence_parallel=false" in answer
-    check(plait_ranks, kind, {"tensor_parallel": {"degree": 2, "sequence_parallel": False}}, 2)
-
-
 def test_experts_are_divided(plait_ranks):
     for answer in check(plait_ranks, "mixtral", UNDER["expert_parallel"], 2):
         assert any("over ep" in lies for lies in answer.placements.values())
@@ -88,14 +80,9 @@ BESIDE = {"tensor ranks": EXPERTS_AND_TENSORS} | {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beside", BESIDE)
-def test_experts_beside(beside, plait_ranks):
-    check(plait_ranks, "mixtral", BESIDE[beside], 4)
-
-
-@pytest.mark.slow
-def test_experts_beside_tensor_ranks_that_divide_nothing_of_their_branch(plait_ranks):
-    for answer in plait_ranks.run(on_rank, "gpt_oss", EXPERTS_AND_TENSORS, world=4):
-        assert "the ranks of tp divide no parameter of 'model.layers.0.mlp'" in answer
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
+def test_experts_beside(kind, beside, plait_ranks):
+    check(plait_ranks, kind, BESIDE[beside], 4)
 
 
 MORE = {

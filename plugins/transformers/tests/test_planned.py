@@ -8,7 +8,7 @@ from plait.host import compose
 from plait_plan import engine
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 16}
-GEMMA = {"model_type": "gemma3_text", "num_hidden_layers": 24, "sliding_window": 16, "head_dim": 16}
+GEMMA = {"model_type": "gemma3_text", "num_hidden_layers": 36, "sliding_window": 16, "head_dim": 16}
 KINDS = {"llama": (LLAMA, [[4], [5]]), "gemma": (GEMMA, [[4, 4], [5, 4], [4, 5]])}
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 
