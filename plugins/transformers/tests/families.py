@@ -65,6 +65,12 @@ MORE: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "gemma4_text": {**PER_LAYER, "hidden_size_per_layer_input": 0},
     "gemma4_unified_text": PER_LAYER,
+    "gemma3n_text": {
+        **{"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
+        **{"activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0], "hidden_size_per_layer_input": 8, "laurel_rank": 4},
+        "num_kv_shared_layers": 2,
+        **{"intermediate_size": [48] * 4, "vocab_size_per_layer_input": 64, "pad_token_id": None},
+    },
     "zaya": {"num_experts_per_tok": 1},
     "xmod": {"default_language": "en_XX"},
     "granite": {"attention_multiplier": 0.3, "residual_multiplier": 0.5, "logits_scaling": 2.0},

@@ -5,7 +5,7 @@ import pytest
 import torch
 from families import keys_of
 
-from plait import Packed, UnequalParts
+from plait import Packed, UnequalParts, transform_param
 from plait.testing import raises_about
 from plait_transformers import attention, branch, derived, proof, supposed
 from plait_transformers.build import decoder
@@ -236,8 +236,27 @@ def test_a_recurrence_is_told_to_strategies():
     assert spec.mixers == ("model.layers.*.linear_attn",)
     assert spec.attention == "model.layers.*.self_attn.inner"
     assert facts.why_no_documents == ""
-    assert facts.lent == ("model.layers.*.linear_attn.conv1d",)
+    assert facts.lent == (("model.layers.*.linear_attn", "model.layers.*.linear_attn.conv1d"),)
     assert facts.whole["model.layers.*.linear_attn"]
+
+
+def test_what_a_block_reads_of_modules_inside_is_told_and_lent():
+    """Gemma 3n: in training, a method that is no forward computes with a weight of a module inside."""
+    model = built("gemma3n_text")
+    owner = "model.layers.*.altup.correction_coefs"
+    assert facts_of(model.config).lent == (("model.layers.*", owner),)
+    for block in model.model.layers:
+        assert block.owners == (block.altup.correction_coefs,)
+    seen, inner = list[torch.Tensor](), model.model.layers[1].altup.correction_coefs
+    transform_param(inner, "weight", lambda weight: seen.append(weight) or weight)
+    model.train()(torch.zeros(1, 4, dtype=torch.int64, device="meta"))
+    assert [each is inner._parameters["weight"] for each in seen] == [True]
+
+
+def test_a_model_inside_fills_its_own_values():
+    """Of Gemma 3n, the model of the blocks alone knows the width that its scale is made of."""
+    fill = built("gemma3n_text").spec().init_of("model.per_layer_projection_scale")
+    assert fill(torch.empty(()), None).item() == pytest.approx(32**-0.5)
 
 
 def test_values_of_a_constructor_are_repeated():

@@ -43,15 +43,6 @@ def mixes(model: nn.Module, fqn: str, watch: Watch) -> bool:
     return float(change.max()) > EXACT * float(found[0].abs().max())
 
 
-def not_called(model: nn.Module, watch: Watch, branches: list[str]) -> Iterator[str]:
-    """Modules with parameters of their own that are not called, inside branches that are."""
-    for branch in branches:
-        for name, module in model.get_submodule(branch).named_modules():
-            fqn = f"{branch}.{name}"
-            if name and branch in watch.calls and fqn not in watch.calls and [*module.parameters(recurse=False)]:
-                yield fqn
-
-
 def apart(x: Tensor, y: Tensor) -> float:
     return float((x - y).abs().max() / y.abs().max()) if x.shape == y.shape else float("inf")
 

@@ -17,8 +17,7 @@ class ModelFacts:
     whole_rows: blocks get what the family makes of the tokens that it sees of a row, such as its own masks.
     why_no_documents: why packed documents would see each other; empty, if they do not.
     blocks:    the blocks. branches: modules that read the stream and return a summand of it.
-    mixers:    modules that mix tokens in a way of their own. lent: those that are not called themselves: modules around
-               them read their parameters.
+    mixers:    modules that mix tokens in a way of their own. lent: (module, another whose parameters it reads).
     roles:     parameter -> its logical axes. whole: branch -> why it is not divided.
     across, elementwise, biases: as in a spec. spans: a matrix that writes to the stream -> the module that
                reads the stream for it, if one does, and what is divided between the two.
@@ -34,7 +33,7 @@ class ModelFacts:
     blocks: str
     branches: tuple[str, ...]
     mixers: tuple[str, ...]
-    lent: tuple[str, ...]
+    lent: tuple[tuple[str, str], ...]
     roles: dict[str, tuple[Axis, ...]]
     whole: dict[str, str]
     across: dict[str, str]

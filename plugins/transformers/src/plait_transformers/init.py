@@ -43,9 +43,13 @@ def recorded(model: Any) -> dict[str, Fill]:
     """FQN -> how `model`, on any device, fills that parameter or buffer. Values are not changed."""
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     recorder = _Recorder({id(tensor): fqn for fqn, tensor in named.items()})
+    owner = dict[nn.Module, Any]()  # the innermost model that a module is part of, as transformers asks
+    for inner in model.modules():
+        if hasattr(inner, "_init_weights"):
+            owner |= dict.fromkeys(inner.modules(), inner)
     with torch.no_grad(), recorder, torch.device("cpu"):
         for module in reversed(list(model.modules())):  # as transformers does: a parent after its children
-            model._init_weights(module)
+            owner[module]._init_weights(module)
     for fqn in [fqn for fqn in named if fqn not in recorder.fills]:
         if (constant := _of_constructor(model, fqn)) is not None:
             recorder.fills[fqn] = constant

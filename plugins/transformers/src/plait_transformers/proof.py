@@ -28,11 +28,11 @@ from plait_transformers.experiments import (
     check_training,
     mixes,
     needs_whole_rows,
-    not_called,
 )
 from plait_transformers.facts import ModelFacts, in_blocks
 from plait_transformers.init import recorded
 from plait_transformers.language import names_in_whole, text_part, whole_on_meta
+from plait_transformers.lent import read_outside
 from plait_transformers.one_sentence import in_a_line, one_sentence
 from plait_transformers.shrink import VOCAB, shrunken
 from plait_transformers.watch import Watch, watching
@@ -146,7 +146,8 @@ def _tried(kind: str, config: Any, own: nn.Module, how: str, masked: bool) -> Mo
     parts = branches or [f"{blocks}.{number}" for number in range(len(layers))]
     watch.mixing = [b for b in parts if (how == OWN and not branches) or mixes(model, b, watch)]
     mixers = tuple(dict.fromkeys(in_blocks(blocks, b) for b in watch.mixing))
-    lent = tuple(dict.fromkeys(in_blocks(blocks, fqn) for fqn in not_called(model, watch, parts)))
+    outside = read_outside(model, blocks, tokens)
+    lent = tuple(dict.fromkeys((in_blocks(blocks, reader), in_blocks(blocks, owner)) for reader, owner in outside))
     facts = derived(model, watch, blocks, branches, logits)
     why = _why_no_documents(config, model, how, mixers, tokens)
     rows = model.documents is None or needs_whole_rows(model, watch, blocks)
