@@ -31,8 +31,9 @@ def process(arguments: list[str], seconds: float, log: Path, cwd: Path = ROOT, *
     said = log.read_text(errors="replace", encoding="utf-8")
     if OUT_OF_MEMORY.search(said):
         return "out of memory"
-    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("[rank")]
-    told = [line for line in lines if "Error" in line] or lines  # torchrun's own last line says nothing
+    lines = [re.sub(r"^\[rank\d+\]:\s*", "", line) for line in said.splitlines() if line.strip()]
+    lines = [line for line in lines if not re.match(r"\[[WE]\d{4}", line)]  # what torch logs while it ends
+    told = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)] or lines  # the last may be a ruler
     return told[-1] if told else f"exit code {code}"
 
 

@@ -217,10 +217,15 @@ def test_without_torch_or_wheels_it_says_so(benchmark, tmp_path: Path) -> None:
 
 
 def test_a_part_that_fails_is_told_by_its_error(benchmark, tmp_path: Path) -> None:
-    """The last line of torchrun is a ruler."""
-    said = "print('ValueError: planted', '=' * 9, sep='\\n'); raise SystemExit(1)"
-    assert benchmark("gpu").process(["-c", said], 60, tmp_path / "log") == "ValueError: planted"
-    assert benchmark("gpu").process(["-c", "raise SystemExit('in short')"], 60, tmp_path / "log") == "in short"
+    """The last line of torchrun is a ruler, that of torch a warning, and torchtitan warns of an error at its start."""
+    process, log = benchmark("gpu").process, tmp_path / "log"
+    logged = "[rank0]:[W1128 23:57:10 ProcessGroupNCCL.cpp:1575] Warning: an Error"
+    for lines in (
+        ["ValueError: planted", "=" * 9],
+        ["WARNING - Error running lspci", "[rank0]:   in train", "[rank0]: ValueError: planted", logged],
+    ):
+        assert process(["-c", f"print(*{lines}, sep='\\n'); raise SystemExit(1)"], 60, log) == "ValueError: planted"
+    assert process(["-c", "raise SystemExit('in short')"], 60, log) == "in short"
 
 
 def test_the_environment_has_every_package_of_the_tree(benchmark) -> None:
