@@ -75,7 +75,7 @@ def write_files(page: Path, folder: Path) -> None:
 
 
 def run(step: list[str], folder: Path, timeout: float = 900) -> str:
-    """What the command prints; AssertionError where it does not end with 0, as a plan does of what does not fit."""
+    """What the command prints; AssertionError where it does not end with 0, or a plan of what does not fit with 3."""
     if step[:2] == ["plait", "train"] and not any(a.startswith("train.steps=") or a.startswith("--") for a in step):
         step = [*step, *SHORT]
     if step[0] == "pytest":  # a suite, which runs whole where its plugin lies
@@ -89,5 +89,5 @@ def run(step: list[str], folder: Path, timeout: float = 900) -> str:
         env = environment(**path)
         ran = subprocess.run(step, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout, check=False)
         done = Done(ran.returncode, ran.stdout, ran.stderr)
-    assert done.code == 0 or "DOES NOT FIT" in done.out, f"{shlex.join(step)}\n{done.out}{done.err}"
+    assert done.code in ((0, 3) if step[:2] == ["plait", "plan"] else (0,)), f"{shlex.join(step)}\n{done.out}{done.err}"
     return done.out

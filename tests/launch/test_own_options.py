@@ -116,3 +116,12 @@ def test_all_are_listed(plait_project, site):
     assert "plait: model=tiny is defined twice: by pack-a " in done.err
     assert re.search("plait: model=llama3_1b is defined twice: by pack-a .* and by plait-models ", done.err)
     assert yaml.safe_load(plait_project("plugins", "--json").out)
+
+
+def test_a_file_that_was_written_again_is_read_again(site):
+    file = option(site.parent / "work" / "conf", "recipe/mine", "# @package _global_\ntrain: {steps: 3}\n")
+    assert compose(["+recipe=mine"]).train.steps == 3
+    assert compose(["+recipe=mine", "train.steps=4"]).train.steps == 4
+    assert compose(["+recipe=mine"]).train.steps == 3, "what a run was told has no effect on the next"
+    file.write_text("# @package _global_\ntrain: {steps: 5}\n")
+    assert compose(["+recipe=mine"]).train.steps == 5

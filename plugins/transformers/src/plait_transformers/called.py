@@ -32,8 +32,9 @@ def of_config(
     """The model of transformers' `config`, on the current device, in float32, without what is random in training.
 
     attention: the name of the function in transformers' registry; OWN: the family's own. plain: with transformers' own
-    experts too. mixers: patterns of the modules that compute each packed document as a row of its own. lent: those of
-    modules, each with another whose parameters it reads. masked: the family's own attention gets masks from here.
+    experts too. mixers: patterns of the modules that compute each packed document as a row of its own. lent: pairs
+    of patterns, of a module and of another whose parameters it reads. masked: the family's own attention gets masks
+    from here.
     """
     from transformers.utils import logging
 

@@ -29,11 +29,10 @@ def read_outside(model: nn.Module, blocks: str, tokens: Tensor) -> list[tuple[st
         for name, parameter in module.named_parameters(recurse=False):
             names[id(parameter)] = fqn
             transform_param(module, name, _another(parameter))
-    noted, running = _Outside(names), list[str]()
+    noted = _Outside(names)
     for fqn, module in tried.named_modules():
-        module.register_forward_pre_hook(lambda *_, fqn=fqn: running.append(fqn))
-        module.register_forward_hook(lambda *_: running.pop() and None)
-    noted.running = running
+        module.register_forward_pre_hook(lambda *_, fqn=fqn: noted.running.append(fqn))
+        module.register_forward_hook(lambda *_: noted.running.pop() and None)
     for training in (True, False):
         with noted, torch.random.fork_rng(devices=[]):
             tried.train(training)(tokens)
