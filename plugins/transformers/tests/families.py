@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.checkpoint.init_from import check_weights, read_weights
-from plait.parallel.state import shapes, tied_names
+from plait.parallel.state import integers, shapes, tied_names
 from plait.testing import Trial, TrialResult, train, worst_gradient
 from plait_testing.widened import Widened
 from plait_transformers.build import decoder
@@ -73,6 +73,7 @@ MORE: dict[str, dict[str, Any]] = {
     },
     "zaya": {"num_experts_per_tok": 1},
     "xmod": {"default_language": "en_XX"},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1},
     "granite": {"attention_multiplier": 0.3, "residual_multiplier": 0.5, "logits_scaling": 2.0},
 }
 
@@ -149,11 +150,12 @@ def apart(found: TrialResult, wanted: TrialResult) -> tuple[float, str]:
 
 
 def read(folder: Path) -> tuple[Any, dict[str, Tensor]]:
-    """(the model of `folder`, on meta; its parameters as the files have them, NaN where they have none)."""
+    """(the model of `folder`, on meta; its state as the files have it, NaN or -1 where they have none)."""
     with torch.device("meta"):
         model: Any = decoder(path=str(folder))
     parts, ties, sizes = model.weight_parts(), tied_names(model), shapes(model)
-    check_weights(folder, sizes, ties, parts)
-    ours = {fqn: torch.full(size, torch.nan) for fqn, size in sizes.items()}
+    whole_numbers = integers(model)
+    check_weights(folder, sizes, ties, parts, whole_numbers)
+    ours = {fqn: torch.full(size, -1 if fqn in whole_numbers else torch.nan) for fqn, size in sizes.items()}
     read_weights(folder, ours, ties, parts=parts)
     return model, ours

@@ -7,7 +7,7 @@ from families import keys_of
 
 from plait import Packed, UnequalParts, transform_param
 from plait.testing import raises_about
-from plait_transformers import attention, branch, derived, proof, supposed
+from plait_transformers import attention, branch, called, derived, proof, supposed
 from plait_transformers.build import decoder
 from plait_transformers.proof import facts_of
 from plait_transformers.watch import watching
@@ -257,6 +257,27 @@ def test_a_model_inside_fills_its_own_values():
     """Of Gemma 3n, the model of the blocks alone knows the width that its scale is made of."""
     fill = built("gemma3n_text").spec().init_of("model.per_layer_projection_scale")
     assert fill(torch.empty(()), None).item() == pytest.approx(32**-0.5)
+
+
+def test_a_family_without_heads_is_described():
+    """Mamba, a recurrence alone; its rates are computed from whole numbers, also for a model on meta."""
+    model = built("mamba")
+    assert model.spec().mixers == ("backbone.layers.*.mixer",)
+    rates = model.get_parameter("backbone.layers.1.mixer.A_log")
+    found = model.spec().init_of("backbone.layers.1.mixer.A_log")(torch.empty(rates.shape), None)
+    assert torch.equal(found, torch.arange(1, rates.shape[1] + 1).float().log().expand(rates.shape))
+
+
+def test_a_token_may_visit_one_expert_twice():
+    """As by a table of experts that has only zeros."""
+    from transformers import CONFIG_MAPPING
+
+    config = CONFIG_MAPPING["mixtral"].from_dict(keys_of("mixtral"))
+    ours, theirs = (called.of_config(config, attention.OWN, plain) for plain in (False, True))
+    theirs.load_state_dict(ours.state_dict())
+    x, weights, index = torch.randn(3, 32), torch.rand(3, 2), torch.tensor([[1, 1], [0, 2], [2, 2]])
+    found, wanted = (each.model.layers[0].mlp.experts(x, index, weights) for each in (ours, theirs))
+    torch.testing.assert_close(found, wanted)
 
 
 def test_values_of_a_constructor_are_repeated():

@@ -31,7 +31,8 @@ class SortedExperts:
         module: Any = super()
         if top_k_weights is None:
             return module.__call__(hidden_states, top_k_index)
-        copies, counts_X = Copies(top_k_index), chosen(top_k_index, self.num_experts).sum(0)
+        copies = Copies(top_k_index)
+        counts_X = chosen(top_k_index.flatten()[:, None], self.num_experts).sum(0)  # a token may visit one twice
         return copies.summed(module.__call__(copies.sorted(hidden_states), counts_X), top_k_weights)
 
     def forward(self, x_ND: Tensor, counts_X: Tensor) -> Tensor:

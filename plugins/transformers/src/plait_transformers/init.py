@@ -169,7 +169,9 @@ class _Recorder(TorchFunctionMode):
         drawn = self._drawing.of(values[0]) if values else None
         if drawn is None or not (drawn.is_random() or values[0].is_meta):
             return None
-        return Made(drawn) if target.dim() < 2 or drawn.by_rows() else None
+        if target.dim() < 2 or drawn.by_rows():
+            return Made(drawn)
+        return None if drawn.is_random() else Computed(drawn.value(torch.empty(target.shape), None))
 
     def _keep(self, target: Tensor, fqn: str) -> None:
         if (fill := self.fills.get(fqn)) is not None:

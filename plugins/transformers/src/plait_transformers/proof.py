@@ -53,7 +53,12 @@ def _facts(cls: Any, said: str) -> ModelFacts:
     failed = f"model=transformers cannot derive the spec of {kind}: a small copy of it fails with"
     with one_sentence(failed), torch.device("cpu"):
         small = shrunken(config)
-        own = _built(small, OWN, plain=True)
+        try:
+            own = _built(small, OWN, plain=True)
+        except Exception:
+            with one_sentence(f"model=transformers cannot build {kind}: transformers ends with"):
+                _built_on_meta(config)
+            raise
         first: Exception | None = None
         found: list[ModelFacts] = []
         for how, masked in ((NAME, False), (OWN, True), (OWN, False)):
@@ -68,6 +73,11 @@ def _facts(cls: Any, said: str) -> ModelFacts:
             return found[0]
         assert first is not None
         raise first
+
+
+def _built_on_meta(config: Any) -> None:
+    with torch.device("meta"):
+        of_config(config, OWN, plain=True)
 
 
 def check_text_alone(config: Any) -> None:

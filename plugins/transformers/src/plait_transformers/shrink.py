@@ -3,6 +3,8 @@
 import re
 from typing import Any
 
+from plait import PlaitError
+
 VOCAB, HEADS, EXPERTS, WINDOW = 64, 4, 4, 5
 KEYS = "num_key_value_heads"
 SHARED = "num_kv_shared_layers"  # of the last layers, which attend to keys and values of earlier ones
@@ -15,10 +17,15 @@ def shrunken(config: Any) -> Any:
     """A configuration like `config` with 4 heads of the same width, a vocabulary of 64, and the fewest layers, at least
     2, that have every kind of layer."""
     said = config.to_dict()
+    if not isinstance(getattr(config, "num_hidden_layers", None), int):
+        raise PlaitError(
+            f"model=transformers cannot train {config.model_type}: its configuration has no num_hidden_layers, the "
+            "number of blocks"
+        )
     alias = getattr(config, "attribute_map", {})
-    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    layers, heads = config.num_hidden_layers, getattr(config, "num_attention_heads", None) or HEADS
     groups = _of_most(config, said, KEYS) or heads
-    width = _of_most(config, said, "head_dim") or config.hidden_size // heads
+    width = _of_most(config, said, "head_dim") or max(1, config.hidden_size // heads)
     numbers = _layers_with_all_kinds(said, layers)
     kept = len(numbers)
     wanted: dict[str, Any] = {
