@@ -1,5 +1,7 @@
 """`plait new --kind KIND NAME`: what it writes for each kind passes its own tests on the first day."""
 
+import ast
+import importlib
 import os
 import re
 import subprocess
@@ -31,6 +33,14 @@ def installed(folder: Path, site: Path) -> None:
     groups = project["entry-points"].items()
     lines = [line for group, points in groups for line in (f"[{group}]", *(f"{n} = {to}" for n, to in points.items()))]
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+def names_that_lack(folder: Path) -> list[str]:
+    """Names that modules in `folder` import from modules outside of it, which do not have them."""
+    trees = [ast.parse(path.read_text()) for path in folder.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
+    asked = [(node.module, name.name) for node in nodes if node.module != "plait_my_own" for name in node.names]
+    return [f"{module}.{name}" for module, name in asked if not hasattr(importlib.import_module(module), name)]
 
 
 def test_every_kind_has_a_package():
@@ -65,6 +75,7 @@ def test_what_is_written(plait_project, tmp_path, kind):
     for path in folder.rglob("*"):
         if path.is_file():
             assert not re.search(r"(?<!\$)\{\{|\{%|\{#", path.read_text()), path
+    assert names_that_lack(folder) == []
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     assert project["entry-points"][KINDS[kind].group]["my_own"].partition(":")[0] == "plait_my_own"
     choice = KINDS["observer" if kind == "hookspecs" else kind].choice
