@@ -7,20 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.install.environments import EXAMPLES, PLUGINS, clean_environment
+from tests.install.environments import EXAMPLES, PLUGINS, ROOT, clean_environment
 
-SOME = Path(__file__).parents[1] / "helpers" / "some.py"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-def grade_of(clean, tests, folder):
-    """Run some quick tests from a copy outside the checkout, of which nothing may be imported."""
-    shutil.copytree(tests, folder / "tests")
-    shutil.copy(SOME, folder)
-    quick = ("-m", "not slow", "-k", "not killed_and_resumed", "-p", "some")
-    said = clean.run(
-        "python", "-m", "pytest", *quick, "-p", "no:cacheprovider", "tests", cwd=folder, timeout=1000
-    ).stdout
+def grade_of(clean, project, folder):
+    """Run some of its tests from a copy outside of the checkout, where no package's sources are."""
+    tests = folder / "plugins" / project.name / "tests"
+    shutil.copytree(project / "tests", tests)
+    for shared in ("tests", "docs"):  # the helpers of all tests, and pages
+        shutil.copytree(ROOT / shared, folder / shared, ignore=shutil.ignore_patterns("__pycache__"))
+    some = ("-m", "not gpu", "-k", "not killed_and_resumed", "-p", "tests.helpers.some")
+    said = clean.run("python", "-m", "pytest", *some, "-p", "no:cacheprovider", tests, cwd=folder, timeout=1000).stdout
     ended = said.strip().splitlines()[-1]
     assert "passed" in ended
     assert "failed" not in ended
@@ -38,7 +37,7 @@ def graded(project):
 def test_a_plugin_passes_alone(wheels, plugin, tmp_path):
     """With the core, and no other plugin than its own tests ask for."""
     clean = clean_environment(tmp_path / "venv", wheels, "plait", f"plait-{plugin.name.replace('_', '-')}[test]")
-    assert bool(grade_of(clean, plugin / "tests", tmp_path)) == graded(plugin)
+    assert bool(grade_of(clean, plugin, tmp_path)) == graded(plugin)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,7 @@ def examples(wheels, tmp_path_factory):
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_passes(examples, example, tmp_path):
-    assert bool(grade_of(examples, example / "tests", tmp_path)) == graded(example)
+    assert bool(grade_of(examples, example, tmp_path)) == graded(example)
 
 
 def test_what_plait_new_writes_passes(wheels, tmp_path_factory, tmp_path):
@@ -60,6 +59,6 @@ def test_what_plait_new_writes_passes(wheels, tmp_path_factory, tmp_path):
     clean.run("plait", "new", "my-ring", cwd=tmp_path)
     plugin = tmp_path / "plait-my-ring"
     clean.install(plugin)
-    grade = grade_of(clean, plugin / "tests", tmp_path)
+    grade = grade_of(clean, plugin, tmp_path)
     assert grade.startswith("my_ring: ")
     assert Path(plugin, "README.md").exists()

@@ -2,12 +2,20 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
 from tests.helpers import commands, slurm
 from tests.helpers.machines import Machines, why_not
 from tests.helpers.together import FSDP
+
+
+def pytest_collection_modifyitems(items):
+    """They mostly wait; on a busy machine for each other's processes too, which is no failure."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(1200))
 
 
 @pytest.fixture

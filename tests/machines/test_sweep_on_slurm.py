@@ -30,7 +30,7 @@ def queued(login):
     return {int(number): (job, state) for job, state, number in (line.split() for line in lines)}
 
 
-def wait_until(true, within=120):
+def wait_until(true, within=300):
     deadline = time.monotonic() + within
     while not true():
         assert time.monotonic() < deadline
