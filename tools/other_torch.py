@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.simulated_gpu.environment import build, torch_over_these_packages
+from tools.simulated_gpu.environment import build, headers_for, torch_over_these_packages
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def main(version: str, tests: list[str]) -> int:
     here = ROOT / f".torch-{version}"
     packages = torch_over_these_packages(here, version)
-    build(packages, packages / "torch/lib", devices=0)
+    build(packages, headers_for(packages), packages / "torch/lib", devices=0)
     python = str(here / "bin/python")
     subprocess.run([python, "-c", "import torch; print('torch', torch.__version__, flush=True)"], check=True)
     command = [python, "-m", "pytest", "-n", "2", "--dist", "loadgroup", *(tests or ["tests", "plugins"])]

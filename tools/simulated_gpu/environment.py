@@ -18,6 +18,7 @@ from tools.simulated_gpu.counter import DEVICE, PYTHON, ROOT
 
 # A machine's own settings of pip may name builds for the CPU alone; those of the index are for CUDA.
 PEER = ("torchtitan==0.2.2", "torchdata==0.11.0", "tyro==1.0.16", "docstring-parser==0.18.0", "typeguard==4.6.1")
+HEADERS = ("nvidia-cuda-runtime", "nvidia-cuda-crt")  # 2.4 MB, for a torch whose Triton has those of an older CUDA
 PLAIN = {"PIP_CONSTRAINT": "", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
 
 
@@ -48,12 +49,48 @@ def triton_of(packages: Path) -> str:
     return next(match[0] for need in torch.requires or () if (match := re.match(r"triton==[\d.]+", need)))
 
 
-def build(packages: Path, out: Path, devices: int) -> None:
+def headers_for(packages: Path) -> Path:
+    """The folder of CUDA's headers that fit the torch in `packages`: Triton's, or those of wheels for its release."""
+    tritons, own = packages / "triton/backends/nvidia/include", packages.parents[2] / "cuda"
+    release = release_of_torch(packages)
+    if release_of_headers(tritons)[0] == release[0]:
+        return tritons
+    if not own.exists():
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-deps"]
+        wheels = [f"{name}=={release[0]}.{release[1]}.*" for name in HEADERS]
+        subprocess.run([*pip, f"--target={own}", *wheels], check=True, env={**os.environ, **PLAIN})
+    return next(own.rglob("cuda.h")).parent
+
+
+def release_of_torch(packages: Path) -> tuple[int, int]:
+    """The CUDA for which the torch in `packages` was built, such as (13, 0)."""
+    text = (packages / "torch/version.py").read_text(encoding="utf-8")
+    found = re.search(r"^cuda\b.*'(\d+)\.(\d+)'", text, re.MULTILINE)
+    assert found is not None, text
+    return int(found[1]), int(found[2])
+
+
+def release_of_headers(folder: Path) -> tuple[int, int]:
+    """The CUDA that the headers in `folder` describe."""
+    text = (folder / "cuda.h").read_text(encoding="utf-8")
+    found = re.search(r"^#define CUDA_VERSION (\d+)", text, re.MULTILINE)
+    assert found is not None, folder
+    return divmod(int(found[1]) // 10, 100)
+
+
+def build(packages: Path, headers: Path, out: Path, devices: int) -> None:
     """Put the simulated device into `out`, with the names by which the torch in `packages` asks for NVIDIA's libraries.
 
-    devices: how many a process sees that does not say otherwise.
+    devices: how many a process sees that does not say otherwise. ValueError: `headers` are of another major release of
+    CUDA than torch's, so structures such as the properties of a device have other fields.
     """
-    where = {"TORCH": packages / "torch/lib", "CUDA": packages / "triton/backends/nvidia/include", "OUT": out}
+    has, needs = release_of_headers(headers), release_of_torch(packages)
+    if has[0] != needs[0]:
+        raise ValueError(
+            f"{headers}/cuda.h is of CUDA {has[0]}.{has[1]}, but this torch was built for CUDA {needs[0]}.{needs[1]}; "
+            f"headers of CUDA {needs[0]} fit"
+        )
+    where = {"TORCH": packages / "torch/lib", "CUDA": headers, "OUT": out}
     given = [f"{name}={path}" for name, path in where.items()]
     command = ["make", "--silent", "-C", str(ROOT / "tools/simulated_gpu/device"), *given, f"DEVICES={devices}"]
     subprocess.run(command, check=True)
@@ -70,7 +107,7 @@ def main() -> None:
     version = importlib.metadata.version("torch").partition("+")[0]
     packages = torch_over_these_packages(PYTHON.parents[1], version)
     with_a_peer(packages)
-    build(packages, DEVICE, devices=1)
+    build(packages, headers_for(packages), DEVICE, devices=1)
 
 
 if __name__ == "__main__":
