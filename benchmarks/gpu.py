@@ -200,6 +200,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=25, help="no part runs longer than that in all")
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PART", help="names of parts, or patterns of them")
+    parser.add_argument("--patience", type=float, default=1, help="times each part's own limit, for a slow machine")
     parser.add_argument("--again", action="store_true", help="run parts anew that have a result")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each side; the first side changes each time")
     parser.add_argument("--list", action="store_true", help="show the parts and run none")
@@ -234,13 +235,14 @@ def main() -> None:
         if part.name in results.parts and not asked.again:
             continue
         left = asked.minutes * 60 - (time.monotonic() - began)
-        limit = min(part.seconds, left)
+        whole = part.seconds * asked.patience
+        limit = min(whole, left)
         log = logs / f"{re.sub(r'[^a-z0-9.]+', '-', part.name)}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         start = time.monotonic()
         record = part.run(limit, log) if left > 0 else {"failed": ""}
         spent = time.monotonic() - start
-        if "failed" in record and (left <= 0 or (spent >= limit and limit < part.seconds)):
+        if "failed" in record and (left <= 0 or (spent >= limit and limit < whole)):
             print(f"{part.name}: the {asked.minutes:g} minutes are over; the same command goes on here", flush=True)
             break
         when = datetime.datetime.now().isoformat(timespec="seconds")

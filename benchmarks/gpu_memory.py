@@ -9,18 +9,16 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
-PLAIT = str(Path(sys.executable).with_name("plait"))
 WARM_UP, STEPS = 3, 5
 
 
 def planned(overrides: list[str]) -> dict[str, Any]:
     """The plan on the cluster of this device: bytes and seconds."""
-    command = [PLAIT, "plan", *overrides, "world=1", "--json", *cluster()]
+    command = [sys.executable, "-m", "plait", "plan", *overrides, "world=1", "--json", *cluster()]
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
     if done.returncode not in (0, 3):  # 3: it does not fit, according to the plan
         sys.exit(f"gpu_memory: Error: {(done.stderr or done.stdout).strip()}")

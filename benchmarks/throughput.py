@@ -23,7 +23,6 @@ from plait import PlaitError
 from plait.host import compose
 
 SECONDS = 465  # for all runs together
-PLAIT = str(Path(sys.executable).with_name("plait"))
 FIXED = ("data=stdlib", "checkpoint.enabled=false", "validation.interval=0", "metrics.tensorboard=false")
 ON_GPU = ("precision.param=bfloat16", "optimizer.lr=0.0003")
 OUT_OF_MEMORY = re.compile(r"out of ?memory|can't allocate memory", re.IGNORECASE)
@@ -66,7 +65,7 @@ def run(
         why = ""
         with open(output, "w", encoding="utf-8") as file:
             try:
-                command = [PLAIT, "train", *overrides]
+                command = [sys.executable, "-m", "plait", "train", *overrides]
                 code = subprocess.run(command, cwd=scratch, stdout=file, stderr=file, timeout=seconds).returncode
             except subprocess.TimeoutExpired:  # it is killed, and its ranks go with it
                 why, code = f"not done after {seconds:.0f} s", 0

@@ -1,8 +1,9 @@
 """Fills the table of layouts in benchmarks/README.md: what a step asks of a simulated GPU, beside its plan.
 
-    .venv/bin/python -m tools.simulated_gpu.table [--beside] [--only NAMES] [--write]
+    .venv/bin/python -m tools.simulated_gpu.table [--beside [--turns 7]] [--only NAMES] [--write]
 
-The plan is made here, with this environment's torch; the step is counted by that of `make gpu-host`.
+The plan is made here, with this environment's torch; the step is counted by that of `make gpu-host`. One process of
+Plait beside one of torchtitan says little of their seconds, so the two take turns.
 """
 
 import argparse
@@ -11,10 +12,12 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tools.simulated_gpu.counter import PYTHON, ROOT
 
@@ -22,7 +25,7 @@ PAGE = ROOT / "benchmarks/README.md"
 HEAD = (
     "| run | kernels | by Triton | copies, MiB | collectives, MiB | waits: marked, other | peak, GiB | plan | error |\n"
 )
-BESIDE = "| run | kernels | copies, MiB | waits | peak, GiB | ratio | host, s | ratio | host / device |\n"
+BESIDE = "| run | kernels | copies, MiB | waits | peak, GiB | ratio | host, ms | ratio (95%) | host / device |\n"
 
 HALF = ("precision.param=bfloat16",)
 LLAMA = ("model=llama3_1b", "train.seq_len=4096", "train.local_batch_size=4", *HALF)
@@ -75,7 +78,7 @@ PEERS: dict[str, tuple[str, ...]] = {  # torchtitan has no balance loss
 
 
 def counted(program: str, *arguments: str) -> dict[str, Any]:
-    """What `tools.simulated_gpu.PROGRAM` counts in twenty steps, of which the quickest tells the host's seconds."""
+    """What `tools.simulated_gpu.PROGRAM` counts in forty steps, of which the quickest tells the host's seconds."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "counts.json"
         command = [
@@ -84,7 +87,7 @@ def counted(program: str, *arguments: str) -> dict[str, Any]:
             f"tools.simulated_gpu.{program}",
             "--steps",
             "3",
-            "22",
+            "42",
             f"--json={file}",
             *arguments,
         ]
@@ -121,22 +124,42 @@ def row(name: str, told: dict[str, Any], plan: int) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def beside(name: str, mine: dict[str, Any], theirs: dict[str, Any], seconds: float) -> str:
+def in_turns(overrides: tuple[str, ...], turns: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What Plait and torchtitan count, each in a new process per turn. Every other turn torchtitan is the first."""
+    told: dict[str, list[dict[str, Any]]] = {"count": [], "peer": []}
+    for turn in range(turns):
+        for program in list(told)[:: -1 if turn % 2 else 1]:
+            told[program].append(counted(program, *overrides))
+    return told["count"], told["peer"]
+
+
+def ratio(above: Sequence[float], below: Sequence[float], draws: int = 10_000) -> tuple[float, float, float]:
+    """(the ratio of the two medians, the ends of the interval that holds 95% of those of resampled turns)."""
+    both = np.array([above, below])
+    drawn = np.median(both[:, np.random.default_rng(0).integers(both.shape[1], size=(draws, both.shape[1]))], 2)
+    found = np.median(both, 1)
+    low, high = np.quantile(drawn[0] / drawn[1], [0.025, 0.975])
+    return float(found[0] / found[1]), float(low), float(high)
+
+
+def beside(name: str, mine: list[dict[str, Any]], theirs: list[dict[str, Any]], seconds: float) -> str:
     """Plait's figure, then torchtitan's. seconds: of a step on the device, by the plan."""
 
     def both(told: Callable[[dict[str, Any]], str]) -> str:
-        return f"{told(mine)}; {told(theirs)}"
+        return f"{told(mine[0])}; {told(theirs[0])}"
 
+    hosts = [[told["host"] for told in turns] for turns in (mine, theirs)]
+    middle, (found, low, high) = np.median(hosts, 1), ratio(*hosts)
     cells = [
         name,
         both(lambda told: f"{told['kernels']:,.0f}"),
         both(lambda told: f"{told['copies']:.0f}, {told['copied'] / 2**20:,.1f}"),
         both(lambda told: f"{sum(told['marked waits'].values()) + sum(told['waits'].values()):.0f}"),
         both(lambda told: f"{told['peak'] / 2**30:.2f}"),
-        f"{mine['peak'] / theirs['peak']:.3f}",
-        both(lambda told: f"{told['host']:.3f}"),
-        f"{mine['host'] / theirs['host']:.2f}",
-        f"{mine['host'] / seconds:.2f}",
+        f"{mine[0]['peak'] / theirs[0]['peak']:.3f}",
+        f"{middle[0] * 1e3:.1f}; {middle[1] * 1e3:.1f}",
+        f"{found:.2f} ({low:.2f} to {high:.2f})",
+        f"{middle[0] / seconds:.2f}",
     ]
     return "| " + " | ".join(cells) + " |"
 
@@ -146,6 +169,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=["*"], metavar="NAME", help="rows, as patterns of their names")
     parser.add_argument("--write", action="store_true", help="put the rows into the table of the page")
     parser.add_argument("--beside", action="store_true", help="the runs of Plait and torchtitan instead")
+    parser.add_argument("--turns", type=int, default=7, help="processes of each of the two")
     asked, failed = parser.parse_args(), 0
     head, rows = (BESIDE, list(PEERS)) if asked.beside else (HEAD, list(ROWS))
     print(head, end="")
@@ -154,8 +178,8 @@ def main() -> int:
             continue
         try:
             if asked.beside:
-                told = counted("count", *PEERS[name])
-                line = beside(name, told, counted("peer", *PEERS[name]), planned(1, PEERS[name])[1])
+                mine, theirs = in_turns(PEERS[name], asked.turns)
+                told, line = mine[0], beside(name, mine, theirs, planned(1, PEERS[name])[1])
             else:
                 world, overrides = ROWS[name]
                 told = counted("count", f"--world={world}", *overrides)

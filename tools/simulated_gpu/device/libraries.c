@@ -1,4 +1,5 @@
-// cuBLAS, cuBLASLt and cuDNN: products and fused attention compute nothing and are counted; all else says yes.
+// cuBLAS, cuBLASLt and cuDNN: products and fused attention compute nothing and are counted; all else says yes. NVRTC
+// compiles to nothing, and CUPTI sees no kernel.
 // Their headers are in no small wheel, so functions take what the caller passes and read only what they must.
 #include "device.h"
 #include <stdlib.h>
@@ -66,5 +67,47 @@ int cudnnBackendGetAttribute(void *descriptor, int name, int type, long room, lo
 
 int cudnnBackendExecute(void *handle, void *plan, void *values) {
     count("kernel", "cuDNN graph", 0);
+    return 0;
+}
+
+// ---- NVRTC, by which torch compiles some kernels when it first runs them: a kernel is its name, see kernels.c ----
+
+MADE(nvrtcCreateProgram)
+AGREED(nvrtcAddNameExpression) AGREED(nvrtcCompileProgram) AGREED(nvrtcGetCUBIN) AGREED(nvrtcGetPTX)
+
+int nvrtcDestroyProgram(void **program) {
+    free(*program);
+    return 0;
+}
+
+int nvrtcVersion(int *major, int *minor) {
+    *major = CUDART_VERSION / 1000, *minor = CUDART_VERSION % 1000 / 10;
+    return 0;
+}
+
+int nvrtcGetLoweredName(void *program, const char *name, const char **lowered) {
+    *lowered = name;
+    return 0;
+}
+
+static int no_bytes(size_t *size) {
+    *size = 0;
+    return 0;
+}
+int nvrtcGetCUBINSize(void *program, size_t *size) { return no_bytes(size); }
+int nvrtcGetPTXSize(void *program, size_t *size) { return no_bytes(size); }
+
+// ---- CUPTI, which torch's profiler asks for what ran on the device ----
+
+MADE(cuptiSubscribe)
+AGREED(cuptiUnsubscribe) AGREED(cuptiFinalize) AGREED(cuptiEnableCallback) AGREED(cuptiEnableDomain)
+AGREED(cuptiActivityEnable) AGREED(cuptiActivityDisable) AGREED(cuptiActivityRegisterCallbacks)
+AGREED(cuptiActivityRegisterTimestampCallback) AGREED(cuptiActivitySetAttribute) AGREED(cuptiActivityFlushAll)
+AGREED(cuptiActivityEnableRuntimeApi) AGREED(cuptiActivityEnableDriverApi)
+AGREED(cuptiActivityEnableCudaEventDeviceTimestamps)
+AGREED(cuptiActivityPushExternalCorrelationId) AGREED(cuptiActivityPopExternalCorrelationId)
+
+int cuptiGetVersion(unsigned *version) {
+    *version = CUDART_VERSION;
     return 0;
 }

@@ -89,6 +89,18 @@ except torch.OutOfMemoryError as error:
     assert sum(size for name, (_, size) in counts.items() if name == "call: cuMemCreate") >= 2**29
 
 
+def test_a_kernel_compiled_by_nvrtc_runs_under_the_profiler() -> None:
+    """torchtitan draws weights by such a kernel; the profile of `make gpu` asks CUPTI."""
+    body = """
+with torch.profiler.profile() as seen:
+    a.erfinv_()
+assert torch.profiler.ProfilerActivity.CUDA in torch.profiler.supported_activities()
+assert [event.key for event in seen.key_averages()] == ["aten::erfinv_"]
+"""
+    counts, _ = ran(body)
+    assert counts["triton: erfinv_kernel_vectorized4_kernel"] == [1, 0]
+
+
 def test_what_is_not_simulated_says_its_name() -> None:
     environ = {"PATH": "/usr/bin:/bin", **variables()}
     code = "import torch; torch.fft.fft(torch.ones(8, device='cuda'))"
