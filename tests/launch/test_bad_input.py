@@ -70,6 +70,7 @@ CASES = {  # arguments -> the key at fault, its value, what would fit
     "model._target_=collections.Counter": ("model._target_", "collections.Counter", "a torch module"),
     "optimizer._target_=torch.optim.Adma": ("optimizer._target_", "torch.optim.Adma"),
     "+optimizer.lrr=3": ("optimizer.lrr", None, ("lr", "betas")),
+    "cluster=h100 cluster.device=x": ("cluster.device", "x", ("cuda", "cpu")),
     # what is not an override at all
     "train.steps": ("train.steps", None, "key=value"),
     "train.steps=[1": ("train.steps=[1", None, "key=value"),

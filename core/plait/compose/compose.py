@@ -10,6 +10,7 @@ from typing import Any
 from plait.compose.foreign import unknown
 from plait.compose.moved import AbsentPackage, absent_option
 from plait.compose.quoting import advice, for_shell, quoted
+from plait.contract.cluster import Cluster
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError, near_miss
 from plait.contract.kinds import KINDS
@@ -229,4 +230,5 @@ def config_of(composition: Any) -> Config:
     config = Config.of(OmegaConf.to_container(composition, resolve=True), whole=True)  # type: ignore[arg-type]
     if config.launch.mode not in KINDS["launcher"].words:
         usable(config.launch.mode, "launcher")
+    Cluster.of(config.cluster)
     return config
