@@ -78,6 +78,23 @@ def test_no_family_takes_less_than_any_other_of_its_core_says(names, model):
     assert compared > 10
 
 
+@pytest.mark.slow
+def test_what_all_data_ranks_exchange_is_known_whatever_a_strategy_calls_their_axis():
+    searched = Searched(4, ("fsdp2", "zero", "expert_parallel"), "model=qwen3_moe_debug", "model.n_layers=2")
+    wide = {"expert_parallel": {"degree": 4}}
+    core = [i for i, one in enumerate(searched.layouts) if wide.items() <= one.strategies.items()]
+    others = {i: next(n for n in searched.layouts[i].strategies if n not in wide) for i in core}
+    chosen = [next(i for i in core if others[i] == name) for name in ("fsdp2", "zero")]
+    families = planning.families(searched.run, searched.layouts, chosen, {}, searched.cluster.granularity, first=True)
+    traced = {i: family.pieces for family in families for i in family.members}
+    said = []
+    for i in chosen:
+        own = Bounds(searched.layouts, searched.cluster, searched.wanted, None)
+        own.learn({i: traced[i]})
+        said.append([one.least for j in chosen for one in own.candidates(j)])
+    assert said[0] == pytest.approx(said[1], rel=1e-3)
+
+
 CASES = [
     pytest.param(2, ("fsdp2",), SMALL, id="small"),
     *(

@@ -43,7 +43,8 @@ def test_few_blocks_give_what_all_blocks_give(layout: str) -> None:
     assert few.traced[0] < few.traced[1] == all_.traced[0]
     assert few.memory.reserved == pytest.approx(all_.memory.reserved, rel=0.1)  # blocks of memory leave other gaps
     assert _without_time(few) == _without_time(all_)
-    assert few.time.step == pytest.approx(all_.time.step, rel=1e-9)
+    ahead = layout == "prefetch"  # how long a gather two blocks ahead is waited for is no sum over blocks
+    assert few.time.step == pytest.approx(all_.time.step, rel=1e-5 if ahead else 1e-9)
 
 
 @pytest.mark.slow
@@ -83,7 +84,7 @@ def traced(blocks: int, more_in_first: str = "", more_outside: str = "") -> Step
     ],
 )
 def test_all_blocks_are_traced_if_a_further_one_changes_what_others_do(more: dict[str, str], few: bool) -> None:
-    found = whole(lambda counts: traced(counts[0] if counts else 12, **more), [12])
+    found = whole(lambda several: (traced(counts[0] if counts else 12, **more) for counts in several), [12])
     assert (len(found.base.places) == LEAST) is few
     assert len(found.base.places) in (LEAST, 12)
 

@@ -1,11 +1,12 @@
 """Plans and pieces are kept for a process's next question, and never serve another one."""
 
 import functools
+from pathlib import Path
 
 import attrs
 import pytest
 
-from plait import planning
+from plait import PlaitError, planning
 from plait.contract.axes import MeshLayout
 from plait.contract.config import Config
 from plait.host import check, compose
@@ -15,6 +16,7 @@ from plait_plan.memo import Memo
 from plait_plan.pricing import traces
 from plait_plan.pricing.pieces import depends_on
 from plait_plan.pricing.space import representatives
+from plait_plan.tracing import kept
 
 SMALL = ["train.local_batch_size=2", "train.seq_len=32", "validation.interval=0", "model.vocab_size=8192"]
 CHUNKS = "loss.chunks=8"
@@ -45,6 +47,17 @@ def test_the_oldest_plan_is_forgotten_when_there_are_too_many(monkeypatch: pytes
     for name in "abacba":
         engine._once([name], run.config, run.assembly, [], functools.partial(make, name))
     assert made == ["a", "b", "c", "a"]
+
+
+def test_a_plan_from_disk_is_the_plan_that_was_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
+    run = compose([*SMALL, "cluster=h100", "strategy=[fsdp2]"])
+    made = plan(run, 2)
+    monkeypatch.setattr(engine, "STEPS", Memo(2))  # as in another process
+    monkeypatch.setattr(kept, "trace", None)
+    assert plan(run, 2) == made
+    with pytest.raises(PlaitError, match="'NoneType' object is not callable"):  # it would be traced
+        plan(run.with_value("train.local_batch_size", 4), 2)
 
 
 @attrs.frozen

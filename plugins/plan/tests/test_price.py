@@ -57,7 +57,8 @@ def test_pieces_put_together_cost_what_the_whole_costs(case: str) -> None:
             dealt = of_whole(run.config, run.layout, run.config.strategy, cluster.granularity)
             found = [attrs.evolve(one, optimizer=dealt) for one in found]
         total = put_together(price(found, run.layout, cluster, rows), kinds, [mode] * len(kinds), micro)
-        assert total.seconds == pytest.approx(sum(whole.time.step) / 2, rel=0.03), more
+        bound = 0.04 if samples else 0.03  # adding gradients hides sums of others, which pieces count as waited for
+        assert total.seconds == pytest.approx(sum(whole.time.step) / 2, rel=bound), more
         assert total.peak == pytest.approx(whole.memory.peak, rel=0.05), more
 
 

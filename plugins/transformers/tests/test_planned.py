@@ -22,13 +22,13 @@ def planned(folder, keys, every=False):
 @pytest.mark.parametrize("kind", ["llama", pytest.param("gemma", marks=pytest.mark.slow)])
 def test_each_kind_of_block_is_traced_once_and_once_more(kind, tmp_path, monkeypatch):
     keys, wanted = KINDS[kind]
-    plain, traced = engine.trace, []
+    plain, traced = engine.steps, []
 
-    def counted(*given):
-        traced.append(given[4])
-        return plain(*given)
+    def counted(jobs):
+        traced.extend(job[4] for job in jobs)
+        return plain(jobs)
 
-    monkeypatch.setattr(engine, "trace", counted)
+    monkeypatch.setattr(engine, "steps", counted)
     found = planned(tmp_path, keys)
     assert traced == wanted
     assert found.traced == (sum(wanted[0]), keys["num_hidden_layers"])

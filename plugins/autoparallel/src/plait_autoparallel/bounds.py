@@ -1,6 +1,7 @@
 """What a family that is not traced takes at least, from one that is: strategies that change what modules compute alike
 make them compute alike, and everything else comes on top."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -36,7 +37,7 @@ class Bounds:
     ) -> None:
         self.layouts, self.cluster, self.wanted, self.plans = layouts, cluster, wanted, plans
         self._pieces: dict[str, list[planning.Pieces]] = {}
-        self._axes: dict[str, list[str]] = {}  # core -> joined axes along which something is sent
+        self._named: dict[Any, tuple[list[planning.Pieces], list[str]]] = {}
         self._prices: dict[Any, planning.Price] = {}
 
     def in_turn(self, families: Families) -> tuple[Families, Families]:
@@ -70,8 +71,7 @@ class Bounds:
         """pieces: of compositions by their indices."""
         for i, own in pieces.items():
             if (core := self.layouts[i].core) not in self._pieces:
-                self._pieces[core] = made = [planning.activations(one) for one in own]
-                self._axes[core] = sorted({o.axis for one in made for o in one.operators if o.kind})
+                self._pieces[core] = [planning.activations(one) for one in own]
 
     def least(self, families: Families) -> float:
         """Seconds: none of them takes less."""
@@ -92,16 +92,27 @@ class Bounds:
     def candidates(self, i: int) -> Iterator[Priced]:
         """Candidates of this composition, priced without what does not grow with the batch."""
         composition = self.layouts[i]
-        pieces = self._pieces[composition.core]
+        pieces, axes = self._here(composition)
         segments = self.wanted.segments(pieces[0])
         for rows, micro in self.wanted.batches(composition.layout):
-            price = self._price(composition, pieces, rows)
+            price = self._price(composition, pieces, axes, rows)
             candidate = Candidate(composition, rows, micro)
             yield Priced(candidate, pieces, price, traced(segments, price), whole=False)
 
-    def _price(self, composition: planning.Composition, pieces: list[planning.Pieces], rows: int) -> planning.Price:
+    def _here(self, composition: planning.Composition) -> tuple[list[planning.Pieces], list[str]]:
+        """(what was traced of its core, the joined axes along which something is sent). What all ranks that split the
+        batch exchange, they exchange under the names that their axes have here, too."""
+        here = _batch(composition.pieces)
+        key = composition.core, tuple(here.items())
+        if key not in self._named:
+            made = [_renamed(one, here) for one in self._pieces[composition.core]]
+            self._named[key] = made, sorted({o.axis for one in made for o in one.operators if o.kind})
+        return self._named[key]
+
+    def _price(
+        self, composition: planning.Composition, pieces: list[planning.Pieces], axes: list[str], rows: int
+    ) -> planning.Price:
         """It depends on where the ranks are that exchange what grows with the batch."""
-        axes = self._axes[composition.core]
         key = composition.core, rows, *(planning.members(composition.layout, axis.split("*")) for axis in axes)
         if key not in self._prices:
             made = planning.price(pieces, composition.layout, self.cluster, rows)
@@ -111,3 +122,19 @@ class Bounds:
 
 def _large(layout: MeshLayout) -> set[str]:
     return {name for name, degree in planning.degrees(layout).items() if degree > 1}
+
+
+def _batch(layout: MeshLayout) -> dict[str, int]:
+    """The axes that split the batch over several ranks, with their degrees."""
+    return {axis.name: axis.degree for axis in layout.dense if axis.splits == "batch" and axis.degree > 1}
+
+
+def _renamed(one: planning.Pieces, here: Mapping[str, int]) -> planning.Pieces:
+    """As if `here` were the axes that split the batch, if as many ranks do so there."""
+    there, large = _batch(one.layout), _large(one.layout)
+    if not there or math.prod(there.values()) != math.prod(here.values()):
+        return one
+    axes = {operator.axis for operator in one.operators if operator.kind}
+    names = {axis: "*".join(here) for axis in axes if large.intersection(axis.split("*")) == there.keys()}
+    renamed = [attrs.evolve(o, axis=names[o.axis]) if o.kind and o.axis in names else o for o in one.operators]
+    return attrs.evolve(one, operators=renamed)

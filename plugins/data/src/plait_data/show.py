@@ -54,7 +54,7 @@ def described(checked: "Checked", rows: int) -> Iterator[str]:
     yield f"step      {size:,} samples of {train.seq_len:,} tokens, on {ranks} data rank{'s' * (ranks != 1)}"
     asked = f"train.steps={train.steps}" if train.epochs is None else f"train.epochs={train.epochs:g}"
     unknown = "of each source below" if names else "not known: the data are read as they come"
-    length = f"{epoch:,} samples, {epoch / size:,.1f} steps" if epoch else unknown
+    length = f"{epoch:,} samples, {_short(epoch / size)} steps" if epoch else unknown
     yield f"epoch     {length}; {asked}"
     most = max(COUNTED, rows)
     first = list(islice(_samples(batches), min(epoch or most, most)))
@@ -135,3 +135,8 @@ def _marked(ids: list[int], learned: list[bool], decoded: Decoded) -> str:
             text += f"{{+{words}+}}" if learned[begin] else words
             begin = end
     return text.replace("\n", "\\n\n  ")
+
+
+def _short(number: float) -> str:
+    """As training writes it: three digits, and from 10 on one after the point."""
+    return f"{number:,.1f}".removesuffix(".0") if number >= 10 else f"{number:.3g}"

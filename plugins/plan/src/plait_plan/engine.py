@@ -1,21 +1,20 @@
 """`plan`: what one step costs per rank, from a run's config, a number of ranks and a cluster."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from plait import Cluster, Config, PlaitError
-from plait.host import Assembly, Checked, check, is_crowded
+from plait.host import Assembly, Checked, check
 from plait_plan.cannot import in_words
 from plait_plan.memo import Memo
 from plait_plan.roofline import Spent, spend
 from plait_plan.summary import plan_of, time_of
 from plait_plan.tracing.blocks import groups
-from plait_plan.tracing.documents import told_apart
-from plait_plan.tracing.kernels import planned_device
-from plait_plan.tracing.trace import StepTrace, trace
+from plait_plan.tracing.kept import depends_on, steps
+from plait_plan.tracing.trace import StepTrace
 from plait_plan.values import Plan, Time
 from plait_plan.whole import Whole, whole
 
@@ -83,14 +82,11 @@ def stages_of(
 
 def _once(what: list[Any], config: Config, assembly: Assembly, given: list[Any], make: Callable[[], Any]) -> Any:
     """What `make` returns, or has returned for the same run."""
-    relevant = {name: value for name, value in config.plain().items() if name in DECIDES}
-    where = is_crowded(), planned_device(config)
-    said = (what, relevant, told_apart(config), assembly.run.world_size, given, where)
+    said = (what, depends_on(config), assembly.run.world_size, given)
     found = STEPS.get(said)
     return STEPS.keep(said, make()) if found is None else found
 
 
-DECIDES = ("model", "strategy", "optimizer", "train", "precision", "remat", "compile", "loss")
 STEPS = Memo[Any](64)
 
 
@@ -98,8 +94,10 @@ def _traced(config: Config, assembly: Assembly, rank: int, granularity: int, eve
     found = groups(assembly.model, assembly.run.spec, config.remat)
     sizes = [len(g.fqns) for g in found]
 
-    def make(counts: list[int] | None) -> StepTrace:
-        return trace(config, assembly.run.world_size, rank, granularity, counts, compiled)
+    def make(several: list[list[int] | None]) -> Iterator[StepTrace]:
+        return steps(
+            [(config, assembly.run.world_size, rank, granularity, counts, compiled, False) for counts in several]
+        )
 
     return whole(make, sizes, every)
 

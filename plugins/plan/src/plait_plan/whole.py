@@ -1,6 +1,6 @@
 """Computes the step of a whole model from traces with few blocks of each kind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -12,6 +12,9 @@ LEAST = 4  # blocks of a group that are traced: two at each end, so that the oth
 
 Label = tuple[Any, ...]
 Level = list[int]  # bytes by kind, or by stream
+Make = Callable[
+    [list[list[int] | None]], Iterator[StepTrace]
+]  # steps with so many blocks of each group; None: with all
 
 
 @attrs.frozen(eq=False)
@@ -80,8 +83,8 @@ class Whole:
         return found
 
 
-def whole(make: Callable[[list[int] | None], StepTrace], sizes: list[int], every: bool = False) -> Whole:
-    """The step of a model with `sizes[i]` blocks of group i, of which `make(counts)` traces fewer.
+def whole(make: Make, sizes: list[int], every: bool = False) -> Whole:
+    """The step of a model with `sizes[i]` blocks of group i, of which `make` traces fewer.
 
     A few blocks stand for all if blocks add up: all other operators are unchanged when a block is added, the new block
     does what its neighbour does, and the optimizer sends nothing. Otherwise, or with `every`, all blocks are traced.
@@ -89,20 +92,19 @@ def whole(make: Callable[[list[int] | None], StepTrace], sizes: list[int], every
     least = LEAST
     while not every and any(size > least + 1 for size in sizes):
         counts = [size if size <= least + 1 else least for size in sizes]
-        base = make(counts)
+        added = [group for group, (size, count) in enumerate(zip(sizes, counts, strict=True)) if size > count]
+        made = make([counts, *([c + (i == group) for i, c in enumerate(counts)] for group in added)])
+        base = next(made)
         if any(operator.kind and operator.phase == "optimizer" for operator in base.operators):
             break  # what an optimizer sends of all blocks, such as whole matrices, need not grow with their number
-        more = []
-        for group, (size, count) in enumerate(zip(sizes, counts, strict=True)):
-            if size > count:
-                more.append((make([c + (i == group) for i, c in enumerate(counts)]), size - count, group))
+        more = [(trace, sizes[group] - counts[group], group) for group, trace in zip(added, made, strict=True)]
         kept = _aligned(base, more)
         if kept is not None and all(_steady(trace, group) for trace, _, group in more):
             return Whole(base, [(trace, missing) for trace, missing, _ in more], kept)
         if kept is None:
             break
         least += 2
-    return Whole(make(None), [], [])
+    return Whole(next(make([None])), [], [])
 
 
 def _aligned(base: StepTrace, more: list[tuple[StepTrace, int, int]]) -> list[list[int]] | None:

@@ -8,8 +8,8 @@ from plait_plan.cannot import in_words
 from plait_plan.pricing.pieces import Pieces
 from plait_plan.pricing.price import price, put_together
 from plait_plan.tracing.blocks import groups
+from plait_plan.tracing.kept import steps
 from plait_plan.tracing.recording import DEVICE
-from plait_plan.tracing.trace import trace
 
 BLOCKS = 2  # of each kind and mode: the first and the last of them
 
@@ -25,7 +25,7 @@ def needs(config: Config, world: int, cluster: Cluster, found: list[Pieces]) -> 
     alike = groups(assembly.model, assembly.run.spec, config.remat)
     counts = [min(len(group.fqns), BLOCKS) for group in alike]
     with in_words(config):
-        step = trace(config, world, 0, cluster.granularity, counts, first=True)
+        (step,) = steps([(config, world, 0, cluster.granularity, counts, False, True)])
     blocks = [fqn for fqn in assembly.run.blocks if fqn in step.places]
     kind_of = {fqn: kind for kind, group in enumerate(found[0].groups) for fqn in group.fqns}
     few = [attrs.evolve(one, optimizer=None) for one in found]  # a few blocks are compared

@@ -1,5 +1,6 @@
 """The trace of one rank whose layers are divided: its own stages, each alone, and a block in place of each other."""
 
+from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -42,11 +43,12 @@ def trace_place(
     own, others = grouped(place, groups(model, spec, config.remat), list(spec.blocks_of(model)))
     found: list[Like] = [like] if like else []
 
-    def make(counts: list[int] | None) -> StepTrace:
-        counts = counts or [len(group.fqns) for group in own]
-        made, told = _trace(config, world, place, granularity, compiled, own, others, counts, next(iter(found), None))
-        found.append(told)
-        return made
+    def make(several: list[list[int] | None]) -> Iterator[StepTrace]:
+        for some in several:
+            counts, known = some or [len(group.fqns) for group in own], next(iter(found), None)
+            made, told = _trace(config, world, place, granularity, compiled, own, others, counts, known)
+            found.append(told)
+            yield made
 
     with in_words(config):
         return whole(make, [len(group.fqns) for group in own], every), found[-1]
