@@ -26,7 +26,7 @@ def torch_over_these_packages(here: Path, version: str) -> Path:
     """The packages of an environment in `here` that has this torch, such as "2.11", and all else from the environment
     of this Python. It is made if it does not exist."""
     packages = here / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    mark = here / f"torch-{version}"
+    mark, command = here / f"torch-{version}", here / "bin/plait"
     if mark.exists():
         return packages
     print(f"{here}: torch {version} for CUDA, 0.8 GB to download", flush=True)
@@ -39,6 +39,10 @@ def torch_over_these_packages(here: Path, version: str) -> Path:
     others = sysconfig.get_path("purelib")
     # As a line of code, because the files of editable packages there must be read too.
     (packages / "others.pth").write_text(f"import site; site.addsitedir({others!r})\n", encoding="utf-8")
+    command.write_text(
+        f"#!{here}/bin/python\nimport sys\nfrom plait.commands.main import main\nsys.exit(main())\n", encoding="utf-8"
+    )
+    command.chmod(0o755)
     mark.touch()
     return packages
 
