@@ -268,6 +268,18 @@ def test_a_family_without_heads_is_described():
     assert torch.equal(found, torch.arange(1, rates.shape[1] + 1).float().log().expand(rates.shape))
 
 
+@pytest.mark.parametrize(
+    ("kind", "more", "late"),
+    [
+        ("jamba", {"attn_layer_period": 8, "attn_layer_offset": 4, "num_hidden_layers": 8}, "4.self_attn.q_proj"),
+        ("qwen3_moe", {"mlp_only_layers": [3], "num_hidden_layers": 4}, "3.mlp.gate_proj"),
+    ],
+)
+def test_a_kind_of_layer_that_begins_late_is_seen(kind, more, late):
+    """Which no key lists layer by layer: a period, or the numbers of some layers."""
+    assert built(kind, **more).spec().axes_of(f"model.layers.{late}.weight") in (("heads", "embed"), ("ffn", "embed"))
+
+
 def test_a_token_may_visit_one_expert_twice():
     """As by a table of experts that has only zeros."""
     from transformers import CONFIG_MAPPING

@@ -28,20 +28,21 @@ def of_config(
     mixers: Iterable[str] = (),
     lent: Iterable[tuple[str, str]] = (),
     masked: bool = False,
+    noise: float = 0.0,
 ) -> nn.Module:
     """The model of transformers' `config`, on the current device, in float32, without what is random in training.
 
     attention: the name of the function in transformers' registry; OWN: the family's own. plain: with transformers' own
     experts too. mixers: patterns of the modules that compute each packed document as a row of its own. lent: pairs
     of patterns, of a module and of another whose parameters it reads. masked: the family's own attention gets masks
-    from here.
+    from here. noise: the value of all keys for what is drawn in training.
     """
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     register()
     kept = config.to_dict()
-    config = type(config).from_dict({**kept, **_nothing_random(kept), "use_cache": False})
+    config = type(config).from_dict({**kept, **dict.fromkeys(noises(config), noise), "use_cache": False})
     cls, causal = class_of(config), not is_encoder(config)
     config._attn_implementation = attention
     try:
@@ -166,8 +167,9 @@ class Called:
         """transformers looks at the values of tokens here, which costs time on a GPU."""
 
 
-def _nothing_random(config: dict[str, Any]) -> dict[str, float]:
-    return {name: 0.0 for name, value in config.items() if RANDOM.search(name) and isinstance(value, float)}
+def noises(config: Any) -> list[str]:
+    """The keys of `config` for what is drawn in training, such as a probability of dropout, that are not 0."""
+    return [name for name, v in config.to_dict().items() if RANDOM.search(name) and isinstance(v, float) and v]
 
 
 def _refuse_late_rope(model: nn.Module, kind: str) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from plait import PlaitError
 from plait_transformers.attention import NAME, OWN, refused
-from plait_transformers.called import Called, of_config
+from plait_transformers.called import Called, noises, of_config
 from plait_transformers.derived import derived
 from plait_transformers.experiments import (
     BOUND,
@@ -34,7 +34,7 @@ from plait_transformers.init import recorded
 from plait_transformers.language import names_in_whole, text_part, whole_on_meta
 from plait_transformers.lent import read_outside
 from plait_transformers.one_sentence import in_a_line, one_sentence
-from plait_transformers.shrink import VOCAB, shrunken
+from plait_transformers.shrink import VOCAB, check_blocks, shrunken
 from plait_transformers.watch import Watch, watching
 
 TOKENS = 12
@@ -51,14 +51,13 @@ def _facts(cls: Any, said: str) -> ModelFacts:
     config = cls.from_dict(json.loads(said))
     kind = config.model_type
     failed = f"model=transformers cannot derive the spec of {kind}: a small copy of it fails with"
+    check_blocks(config)
     with one_sentence(failed), torch.device("cpu"):
-        small = shrunken(config)
-        try:
-            own = _built(small, OWN, plain=True)
-        except Exception:
-            with one_sentence(f"model=transformers cannot build {kind}: transformers ends with"):
-                _built_on_meta(config)
-            raise
+        with one_sentence(f"model=transformers cannot build {kind}: transformers ends with"), torch.device("meta"):
+            whole = of_config(config, OWN, plain=True)
+        small = shrunken(config, whole)
+        own = _built(small, OWN, plain=True)
+        _check_noise(small, own)
         first: Exception | None = None
         found: list[ModelFacts] = []
         for how, masked in ((NAME, False), (OWN, True), (OWN, False)):
@@ -75,9 +74,24 @@ def _facts(cls: Any, said: str) -> ModelFacts:
         raise first
 
 
-def _built_on_meta(config: Any) -> None:
-    with torch.device("meta"):
-        of_config(config, OWN, plain=True)
+@torch.no_grad()
+def _check_noise(config: Any, own: Any) -> None:
+    """Raises PlaitError if a key for noise in training changes what `own`, built without noise, computes in evaluation.
+
+    phimoe's router_jitter_noise is a threshold too: at 0, no gradient would reach the router.
+    """
+    if not (keys := noises(config)):
+        return
+    noisy: Any = _built(config, OWN, plain=True, noise=0.5)
+    for ours, theirs in zip(own.parameters(), noisy.parameters(), strict=True):
+        theirs.copy_(ours)
+    tokens = torch.randint(4, VOCAB, (2, TOKENS), generator=torch.Generator().manual_seed(0))
+    plain, with_noise = (super(Called, model).forward(tokens, use_cache=False).logits for model in (own, noisy))
+    if apart(with_noise, plain) > BOUND:
+        raise PlaitError(
+            f"model=transformers cannot train {config.model_type}: Plait trains without noise, with {', '.join(keys)} "
+            "at 0, and in this family that changes what is computed in evaluation too"
+        )
 
 
 def check_text_alone(config: Any) -> None:
@@ -92,7 +106,9 @@ def _check_text_alone(cls: Any, said: str) -> None:
     config = cls.from_dict(json.loads(said))
     failed = f"model=transformers cannot train {config.model_type} on text: without other inputs it fails with"
     with one_sentence(failed), torch.device("cpu"):
-        small = shrunken(text_part(config))
+        text = text_part(config)
+        with torch.device("meta"):
+            small = shrunken(text, of_config(text, OWN, plain=True))
         part: Any = _built(small, OWN, plain=True)
         generator = torch.Generator().manual_seed(0)
         for param in part.parameters():
@@ -111,11 +127,16 @@ def _check_text_alone(cls: Any, said: str) -> None:
 
 
 def _built(
-    config: Any, attention: str, plain: bool = False, mixers: tuple[str, ...] = (), masked: bool = False
+    config: Any,
+    attention: str,
+    plain: bool = False,
+    mixers: tuple[str, ...] = (),
+    masked: bool = False,
+    noise: float = 0.0,
 ) -> nn.Module:
     """A model of `config` with random weights, in float64. plain: with transformers' experts, masks and buffers."""
     with torch.device("cpu" if plain else "meta"), torch.random.fork_rng(devices=[]):
-        model: Any = of_config(config, attention, plain, mixers, masked=masked)
+        model: Any = of_config(config, attention, plain, mixers, masked=masked, noise=noise)
     if not plain:
         fills = recorded(model)
         model.to_empty(device="cpu")

@@ -3,6 +3,8 @@
 import re
 from typing import Any
 
+from torch import nn
+
 from plait import PlaitError
 
 VOCAB, HEADS, EXPERTS, WINDOW = 64, 4, 4, 5
@@ -13,20 +15,24 @@ VISITED = ("num_experts_per_tok", "moe_topk")  # keys for the number of experts 
 REACH = re.compile(r"(window|chunk|block)_size|local_attention|(sliding|attention)_window|floor_scale|index_topk")
 
 
-def shrunken(config: Any) -> Any:
-    """A configuration like `config` with 4 heads of the same width, a vocabulary of 64, and the fewest layers, at least
-    2, that have every kind of layer."""
-    said = config.to_dict()
+def check_blocks(config: Any) -> None:
+    """Raises PlaitError for a configuration that does not say of how many blocks the model is."""
     if not isinstance(getattr(config, "num_hidden_layers", None), int):
         raise PlaitError(
             f"model=transformers cannot train {config.model_type}: its configuration has no num_hidden_layers, the "
             "number of blocks"
         )
+
+
+def shrunken(config: Any, model: nn.Module) -> Any:
+    """A configuration like `config` with 4 heads of the same width, a vocabulary of 64, and the fewest layers, at least
+    2, that have every kind of layer. model: its model, on any device."""
+    said = config.to_dict()
     alias = getattr(config, "attribute_map", {})
     layers, heads = config.num_hidden_layers, getattr(config, "num_attention_heads", None) or HEADS
     groups = _of_most(config, said, KEYS) or heads
     width = _of_most(config, said, "head_dim") or max(1, config.hidden_size // heads)
-    numbers = _layers_with_all_kinds(said, layers)
+    numbers = _layers_with_all_kinds(said, layers, model)
     kept = len(numbers)
     wanted: dict[str, Any] = {
         "num_hidden_layers": kept,
@@ -100,11 +106,13 @@ def _of_most(config: Any, said: dict[str, Any], name: str) -> Any:
         return said.get(name)
 
 
-def _layers_with_all_kinds(said: dict[str, Any], layers: int) -> list[int]:
+def _layers_with_all_kinds(said: dict[str, Any], layers: int, model: nn.Module) -> list[int]:
     """The numbers of the layers that are kept: the first ones, and as many of the last if these have keys of others."""
     lists = [v for v in said.values() if isinstance(v, list | tuple) and len(v) == layers and layers > 1]
     own = [{int(number): each for number, each in v.items()} for v in said.values() if by_layer(v)]
     lists += [[each.get(number) for number in range(layers)] for each in own]
+    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == layers]
+    lists += [[[(name, type(m)) for name, m in block.named_modules()] for block in stack] for stack in stacks]
     kinds = [tuple(map(str, each)) for each in zip(*lists, strict=True)]
     needed = max((kinds.index(kind) + 1 for kind in set(kinds)), default=1)
     first_dense = said.get("first_k_dense_replace") or 0
