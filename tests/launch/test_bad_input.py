@@ -195,7 +195,7 @@ model._convert_ +model._convert_=nope
 model model=[llama3_debug,qwen3_debug]
 model model=../model/llama3_debug
 data._target_ data._target_=os.system
-data._target_ data=hf data._target_=builtins.dict
+data._target_ data=hf data.name=a data._target_=builtins.dict
 data._partial_ +data._partial_=true
 data.cache_dir data.cache_dir=relative
 data.cache_dir data.cache_dir=[1]
