@@ -6,9 +6,11 @@ from typing import Any
 
 import attrs
 import pytest
+import torch
 from torch import nn
 
 import plait
+from plait.parallel.stages import stage
 from plait.testing import assert_same
 from plait_models.llama3 import Llama3
 from plait_testing.models import llama3, moe
@@ -56,6 +58,29 @@ class Backwards(Llama3):
         for block in reversed([*self.layers.values()]):
             x = block(x, positions, turns)
         return self.output(self.norm(x))
+
+
+class Kinds(Llama3):
+    """Asks each block what it is before it calls it, as hybrids of transformers do."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        for number, block in enumerate(self.layers.values()):
+            block.kind = ("attention", "recurrence")[number % 2]
+
+    def forward(self, tokens, positions=None):
+        x = self.tok_embeddings(tokens)
+        turns = self.rope(tokens, positions, x.dtype)
+        for block in self.layers.values():
+            x = block(x, positions if block.kind == "attention" else None, turns)
+        return self.output(self.norm(x))
+
+
+def test_blocks_of_other_stages_say_what_they_are():
+    model, tokens = like(Kinds), torch.arange(8)[None]
+    wanted, spec = model(tokens), model.spec()
+    first, last = (stage(model, spec, *blocks) for blocks in ((0, 2), (2, 4)))
+    assert torch.equal(last(tokens, stream=first(tokens)), wanted)
 
 
 class SeesFirst:

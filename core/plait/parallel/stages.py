@@ -48,7 +48,7 @@ def stage(model: nn.Module, spec: ModelSpec, first: int, last: int) -> nn.Module
     own |= set(spec.before_of(model)) if now.first else set()
     own |= set(spec.after_of(model)) if now.last else set()
     names = {module: fqn for fqn, module in model.named_modules() if fqn in roles}
-    made: dict[nn.Module, nn.Module] = {m: m if fqn in own else roles[fqn](fqn, now) for m, fqn in names.items()}
+    made: dict[nn.Module, nn.Module] = {m: m if fqn in own else roles[fqn](m, fqn, now) for m, fqn in names.items()}
     part = _copied(model, made)
     mix_in(part, StageMethods)
     part.__dict__["_passing"] = now
@@ -139,13 +139,15 @@ class StageMethods:
 
 
 class Absent(nn.Module):
-    """A module of another stage. absent: `ModelSpec` leaves it out."""
+    """A module of another stage, with what the model may ask it for, such as its kind. absent: `ModelSpec` leaves it
+    out."""
 
     absent = True
 
-    def __init__(self, fqn: str, now: Passing) -> None:
+    def __init__(self, module: nn.Module, fqn: str, now: Passing) -> None:
         super().__init__()
-        self.__dict__ |= {"_fqn": fqn, "_now": now}
+        plain = {name: value for name, value in vars(module).items() if isinstance(value, str | int | float)}
+        self.__dict__ |= plain | {"_fqn": fqn, "_now": now}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         now: Any = self._now
