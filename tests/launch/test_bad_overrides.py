@@ -228,8 +228,8 @@ def replaced(draw: st.DrawFn) -> Bad:
     if draw(st.booleans()):
         node = draw(st.sampled_from(NODES))
         values = st.one_of(st.integers(-9, 9).map(str), BOOLS, NULL, WORD, LISTS)
-        none = "[]" if node in ("observer", "sink") else None  # which is a choice there
-        return Bad([f"{node}={draw(values.filter(lambda value: value != none))}"], node)
+        choice = "[]" if node in ("observer", "sink") else None
+        return Bad([f"{node}={draw(values.filter(lambda value: value != choice))}"], node)
     group = draw(st.sampled_from(["model", "data", "optimizer", "strategy"]))
     none = st.sampled_from(["zzz_{}", "{}_nope"]).flatmap(lambda form: WORD.map(form.format))
     return Bad([f"{group}={draw(st.one_of(st.integers(-9, 9).map(str), BOOLS, NULL, none, FRACTIONS))}"], group)

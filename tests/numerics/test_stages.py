@@ -66,7 +66,7 @@ class Kinds(Llama3):
     def __init__(self, **options):
         super().__init__(**options)
         for number, block in enumerate(self.layers.values()):
-            block.kind = ("attention", "recurrence")[number % 2]
+            vars(block)["kind"] = ("attention", "recurrence")[number % 2]
 
     def forward(self, tokens, positions=None):
         x = self.tok_embeddings(tokens)
