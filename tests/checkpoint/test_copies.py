@@ -213,7 +213,7 @@ def undisturbed():
     return {}
 
 
-QUICK = ("fsdp2", "damaged", "the disk is damaged")
+QUICK = ("damaged",)
 
 
 @pytest.mark.parametrize(

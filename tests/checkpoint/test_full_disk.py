@@ -173,7 +173,7 @@ def broken_off(node: Any, folder: str, where: str) -> tuple[str, int, list[str]]
     return message, trainer.step, left(Path(folder) / "checkpoints")
 
 
-@pytest.mark.parametrize("where", ["checkpoint", "metrics"])
+@pytest.mark.parametrize("where", ["checkpoint", pytest.param("metrics", marks=pytest.mark.slow)])
 def test_all_ranks_end_together_and_tell_what_is_safe(plait_ranks: Pool, tmp_path: Path, where: str) -> None:
     from plait.host import compose
 

@@ -122,7 +122,9 @@ def test_a_checkpoint_says_nothing_of_the_layout(saved: dict[str, Path]) -> None
     assert set(manifests[1].files) == {name + end for name in written for end in ("", ".pieces")}
 
 
-@pytest.mark.parametrize("layout", [pytest.param(x, marks=pytest.mark.slow) if x == "hybrid" else x for x in LAYOUTS])
+@pytest.mark.parametrize(
+    "layout", [x if x in ("plain", "two axes") else pytest.param(x, marks=pytest.mark.slow) for x in LAYOUTS]
+)
 def test_every_layout_loads_what_every_other_saved(plait_ranks: Pool, saved: dict[str, Path], layout: str) -> None:
     model, optimizer = build("plain")
     train(model, optimizer, range(3))

@@ -112,7 +112,7 @@ def resume(beside: dict[str, Any], make: Any, folder: Path) -> tuple[Any, ...]:
 LAYOUTS = {"fsdp2": (2, {"fsdp2": {}}), "ddp": (2, {"ddp": {}}), "one": (1, {})}
 
 
-@pytest.mark.parametrize("saved", LAYOUTS)
+@pytest.mark.parametrize("saved", [x if x == "fsdp2" else pytest.param(x, marks=pytest.mark.slow) for x in LAYOUTS])
 def test_any_layout_loads_it_and_the_same_goes_on_bitwise(plait_ranks, tmp_path, saved):
     world, beside = LAYOUTS[saved]
     expected = plait_ranks.run(save, beside, Keeper, tmp_path, world=world)[0]

@@ -109,7 +109,7 @@ def longer(layout: str, trained: Path) -> Config:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="this system does not count what a process reads")
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [x if x != "the same" else pytest.param(x, marks=pytest.mark.slow) for x in LAYOUTS])
 def test_how_often_a_byte_is_read(plait_ranks: Pool, trained: Path, run: Path, layout: str) -> None:
     config, last = longer(layout, trained), run / "checkpoints/step-6"
     tensors = sizes(last, ".distcp")

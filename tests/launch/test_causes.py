@@ -49,7 +49,13 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(("code", "sentence", "logged"), WAYS.values(), ids=WAYS)
+QUICK = ("raise", "kill", "segv")
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence", "logged"),
+    [pytest.param(*way, id=n, marks=[] if n in QUICK else [pytest.mark.slow]) for n, way in WAYS.items()],
+)
 def test_the_rank_that_failed_is_told(tmp_path, monkeypatch, code, sentence, logged):
     done = pretend(tmp_path, monkeypatch, f"others_go() if number == 0 else here()\n{code}", max_restarts=0)
     log = done.folder.log_of(1)

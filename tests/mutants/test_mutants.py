@@ -53,7 +53,7 @@ def ask(mutant, ranks, folder, folders):
     test(plait_ranks=ranks, **mutant.on, **arguments)
 
 
-FIRST = [next(mutant for mutant in MUTANTS if mutant.strategy == name) for name in ("fsdp2", "ddp", "context_parallel")]
+FIRST = [next(mutant for mutant in MUTANTS if mutant.strategy == name) for name in ("ddp", "context_parallel")]
 MARKED = [m if m in FIRST else pytest.param(m, marks=pytest.mark.slow) for m in MUTANTS]
 
 

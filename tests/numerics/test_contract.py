@@ -22,7 +22,7 @@ def references(plait_ranks):
     ("world", "strategies", "extra", "model"),
     [
         pytest.param(2, {}, [ToyTensor()], "llama3", marks=pytest.mark.slow),
-        (4, FSDP, [ToyTensor()], "llama3"),
+        pytest.param(4, FSDP, [ToyTensor()], "llama3", marks=pytest.mark.slow),
         pytest.param(4, HSDP, [ToyTensor()], "llama3", marks=pytest.mark.slow),
         pytest.param(2, FSDP, [ToyExperts()], mixture, marks=pytest.mark.slow),
         pytest.param(4, FSDP, [ToyExperts()], mixture, marks=pytest.mark.slow),

@@ -27,7 +27,7 @@ LAYOUTS = {
     "pipeline and fsdp2": (4, {"pipeline": {"degree": 2}, "fsdp2": {}}),
 }
 CHUNKS = ("loss.chunks=3",)
-MORE = ("fsdp2", "context_parallel")  # of the same calls
+MORE = ("fsdp2", "context_parallel", "tensor_parallel")  # of the same calls
 
 
 def config(folder, strategies, world, *more):

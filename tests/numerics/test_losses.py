@@ -85,7 +85,7 @@ def off(results, reference):
     ("loss", "chunks"),
     [
         pytest.param(OfWhole(), 1, id="whole-1", marks=pytest.mark.slow),
-        pytest.param(OfWhole(), 4, id="whole-4"),
+        pytest.param(OfWhole(), 4, id="whole-4", marks=pytest.mark.slow),
         pytest.param(OfParts(), 1, id="parts-1"),
         pytest.param(OfParts(), 4, id="parts-4", marks=pytest.mark.slow),
     ],

@@ -15,7 +15,7 @@ CASES = {
     "divided tensors": (Trial(llama3), {**FSDP2, "tensor_parallel": {"degree": 2}}, 2, 4),
     "divided experts": (Trial(moe), {**FSDP2, "expert_parallel": {"degree": 2}}, 2, 2),
 }
-QUICK = ("packed documents, beside fsdp2 2", "experts, balance loss")
+QUICK = ("packed documents, beside fsdp2 2",)
 
 
 def divided(trial, strategies, degree):

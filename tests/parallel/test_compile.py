@@ -42,7 +42,7 @@ def counted(strategies, remat):
     return counts
 
 
-OFTEN = [({}, "none"), ({"fsdp2": {}}, "full")]
+OFTEN = [({}, "full")]
 CALLS = {"none": 4, "full": 6, "selective": 6}  # of two blocks, by a backend that does not recompute by itself
 LOSS = 2
 

@@ -121,7 +121,7 @@ def test_half_precision_is_summed_in_float32():
 
 
 @pytest.mark.parametrize("chunks", [1, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("broken", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_compiled_it_is_the_same(plait_ranks, chunks, broken):
     """A break of its graph, which its author may not see, costs time and nothing else."""
     trial = Trial(steps=1, chunks=chunks, loss={"smoothed": Smoothed(broken=broken)})

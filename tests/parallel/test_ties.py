@@ -35,7 +35,7 @@ def assembled(spec, model):
     return assemble_model(model, spec, {}, Config(), 1, "cpu")
 
 
-@pytest.mark.parametrize("name", ["words", "readout"])
+@pytest.mark.parametrize("name", ["words", pytest.param("readout", marks=pytest.mark.slow)])
 def test_one_name_is_enough(plait_ranks, name):
     (one,) = plait_ranks.once(train, Trial("odd"), world=1)
     with torch.device("meta"):

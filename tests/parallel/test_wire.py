@@ -57,7 +57,9 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", [n if "uneven" in n else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS])
+@pytest.mark.parametrize(
+    "layout", [n if n == "of uneven shards, in the graph" else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS]
+)
 def test_a_layout_equals_one_process(plait_ranks, layout):
     strategies, changes = LAYOUTS[layout]
     plain = Trial(UNEVEN)

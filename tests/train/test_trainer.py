@@ -180,7 +180,7 @@ def collectives(node, folder, slow):
     return names, row
 
 
-@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize("slow", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_slow_rank_is_named_without_a_further_collective(plait_ranks, tmp_path, slow):
     """The others wait for it, which is no work: by the clock all ranks take the same time."""
     node = check(compose(whole_run.overrides({"fsdp2": {}}, tmp_path, 2)), 2).config

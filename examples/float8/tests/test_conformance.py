@@ -19,11 +19,11 @@ class TestFloat8(StrategySuite):
     )
     layouts = {
         "alone": Layout(1),
-        "tensor_parallel": Layout(2, {}, {"tensor_parallel": {}}),
         "fsdp2": Layout(4, {}, {"fsdp2": {}}),
         "simplefsdp": Layout(2, {}, {"simplefsdp": {}}),
         "weights alone, gathered whole": Layout(2, {"inputs": False, "gather": False}, {"fsdp2": {}}),
         "tensor_parallel and fsdp2": Layout(4, {}, {"tensor_parallel": {}, "fsdp2": {}}),
+        "tensor_parallel": Layout(2, {}, {"tensor_parallel": {}}),
     }
 
     def reference(self, layout, trial):

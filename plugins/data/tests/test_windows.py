@@ -132,7 +132,10 @@ def in_one_go(text: str, name: str) -> list[int]:
     return list(made.encode(text, add_special_tokens=False).ids)
 
 
-@pytest.mark.parametrize("text", TEXTS)
+LIKE = ("paragraphs", "one letter", "digits")  # as lines, two letters
+
+
+@pytest.mark.parametrize("text", [x if x not in LIKE else pytest.param(x, marks=pytest.mark.slow) for x in TEXTS])
 @pytest.mark.parametrize(
     "name", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in TOKENIZERS]
 )

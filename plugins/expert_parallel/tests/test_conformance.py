@@ -28,11 +28,8 @@ class TestExpertParallel(StrategySuite):
     # tried in its last layout; fsdp2 deals the batches
     slow = (
         *StrategySuite.slow,
-        "test_composes_with",
-        "test_a_run_equals",
-        "test_the_loss",
-        "test_mixed",
-        "test_float32",
+        *("test_composes_with", "test_a_run_equals", "test_the_loss", "test_mixed", "test_float32"),
+        *("test_plain_steps", "test_accumulation"),
     )
     quick = ("test_two_runs",)
     layouts = {name: layout for name, layout in LAYOUTS.items() if set(layout.beside) <= READY}

@@ -7,9 +7,7 @@ from plait.testing import Trial, train, unequal
 OPTIONS = [
     {"reshard_after_forward": "never"},
     {"reshard_after_forward": "always", "reshard_root": True},
-    {"prefetch": 1},
-    {"cpu_offload": True},
-    {"shard": 2},
+    *(pytest.param(x, marks=pytest.mark.slow) for x in ({"prefetch": 1}, {"cpu_offload": True}, {"shard": 2})),
 ]
 
 

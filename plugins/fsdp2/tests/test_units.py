@@ -155,7 +155,10 @@ class Multiplied(Started):
         super().__init__("matrix")
 
 
-@pytest.mark.parametrize(("model", "again"), [(Started, 0), (Normed, 1), (Multiplied, 1), (Viewed, 1)])
+@pytest.mark.parametrize(
+    ("model", "again"),
+    [(Started, 0), (Viewed, 1), *(pytest.param(x, 1, marks=pytest.mark.slow) for x in (Normed, Multiplied))],
+)
 def test_what_backward_needs_is_gathered_again(plait_ranks, model, again):
     trial = Trial(model)
     assert plait_ranks.run(gathers, trial, {}, world=2) == [5 + 2 + again] * 2

@@ -16,12 +16,12 @@ TINY = {"dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "ffn_dim": 48, 
 TENSOR, FSDP2 = {"tensor_parallel": {"degree": 2}}, {"fsdp2": {}}
 WHOLE = {"tensor_parallel": {"degree": 2, "sequence_parallel": False}}
 QUICK = [
-    ("llama3", 4, {**FSDP2, **TENSOR}),
     ("flat", 2, WHOLE),
     ("moe", 2, {"expert_parallel": {"degree": 2}, **FSDP2}),
     ("llama3", 2, {"simplefsdp": {}}),
 ]
 MORE = [
+    ("llama3", 4, {**FSDP2, **TENSOR}),
     ("llama3", 2, FSDP2),
     ("llama3", 2, TENSOR),
     ("odd", 2, WHOLE),

@@ -167,7 +167,11 @@ def test_gradients_of_a_mixture_are_those_of_plain_indexing():
         assert (got - want).norm() <= 1e-13 * want.norm()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float64, *(pytest.param(x, marks=pytest.mark.slow) for x in (torch.float32, torch.bfloat16))],
+    ids=str,
+)
 def test_a_mixture_is_one_graph_and_stays_it(dtype):
     torch._dynamo.reset()
     graphs = []

@@ -58,7 +58,7 @@ CASES = {
 }
 
 
-QUICK = ("interleaved x fsdp2", "1f1b x tp", "zbv 2")
+QUICK = ("interleaved x fsdp2", "zbv 2")
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])

@@ -33,7 +33,8 @@ def test_documents_cost_a_mask_and_keys_for_each_query_head(tmp_path: Path) -> N
     assert few - (many - few) >= ROWS * TOKENS * TOKENS  # the mask
 
 
-@pytest.mark.parametrize("told", [pytest.param("across", marks=pytest.mark.slow), "document"])
+@pytest.mark.slow
+@pytest.mark.parametrize("told", ["across", "document"])
 def test_a_mixture_has_documents_if_one_of_its_sources_has(told: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("words of a text " * 400)
     source = f"{{kind: text, path: {tmp_path}/a.txt, attention: across}}"

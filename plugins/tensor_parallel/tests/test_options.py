@@ -26,7 +26,7 @@ ONE = [{"sequence_parallel": False}, {"loss_parallel": False}]
 
 
 WAYS = [(model, options) for model in MODELS for options in (*ONE, OFF)]
-OFTEN = [("tied", ONE[0]), ("qk_norm", ONE[1]), *((model, OFF) for model in ("odd", "moe"))]
+OFTEN = [("tied", ONE[0]), ("moe", OFF)]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def needs(strategies):
         pytest.importorskip(f"plait_{name}")
 
 
-@pytest.mark.parametrize("layout", [n if n in ("tp", "tp+fsdp2") else pytest.param(n, marks=SLOW) for n in LAYOUTS])
+@pytest.mark.parametrize("layout", [n if n == "tp" else pytest.param(n, marks=SLOW) for n in LAYOUTS])
 def test_as_one_process(plait_ranks, layout):
     strategies, world = LAYOUTS[layout]
     needs(strategies)

@@ -101,7 +101,7 @@ def test_the_suite_names_it(ghost, bug, says):
     ("bug", "wrong", "name"),
     [
         ("right", set(), None),
-        ("a doubled gradient", {declared.EXACT}, "layers.1.attention.wq.weight"),
+        pytest.param("a doubled gradient", {declared.EXACT}, "layers.1.attention.wq.weight", marks=pytest.mark.slow),
         ("a part of a row", {declared.FIRST, declared.LOSSES, declared.NORMS}, "layers.0.attention.wo.weight"),
     ],
 )

@@ -8,7 +8,10 @@ from plait.testing import Collective, Layout, StrategySuite
 class TestZero(StrategySuite):
     strategy = "zero"
     axes = ("zero",)
-    slow = (*StrategySuite.slow, "test_a_run_equals")
+    slow = (  # it divides no model, and nothing inside a step
+        *(*StrategySuite.slow, "test_a_run_equals", "test_float32", "test_the_loss", "test_recomputation"),
+        *(f"test_models_equal_one_process[{model}" for model in ("qk_norm", "mla", "odd")),
+    )
     layouts = {"one rank": Layout(1), "on 4": Layout(4), "on 2": Layout(2)}
 
     def held_gradient(self, shape, axes, degree):
