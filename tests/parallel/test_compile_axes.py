@@ -35,7 +35,9 @@ def compiled_afresh():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(("splits", "again"), [("batch", PRODUCTS - 1), ("sequence", PRODUCTS)])
+@pytest.mark.parametrize(
+    ("splits", "again"), [("batch", PRODUCTS - 1), pytest.param("sequence", PRODUCTS, marks=pytest.mark.slow)]
+)
 def test_full_recomputation_leaves_out_the_last_product_if_ranks_divide_the_batch_alone(splits, again):
     """Else a graph may hold meshes, and the block is computed again as it is."""
     with simulated(2):

@@ -125,7 +125,10 @@ SETS = {
 
 @pytest.mark.parametrize(
     "overrides",
-    [pytest.param(o, id=n, marks=[pytest.mark.slow] * ("tensors" in n or n == "copies")) for n, o in SETS.items()],
+    [
+        pytest.param(o, id=n, marks=[pytest.mark.slow] * ("tensors" in n or n in ("copies", "fsdp2")))
+        for n, o in SETS.items()
+    ],
 )
 def test_set_up_handles_the_parts_of_this_rank_alone(overrides: tuple[str, ...]) -> None:
     few, many, deeper = made(FEW, *overrides), made(MANY, *overrides), made(MANY, *overrides, "model.n_layers=6")

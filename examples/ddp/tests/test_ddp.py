@@ -18,7 +18,9 @@ SMALL = {"bucket_mb": 0.01}
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("trial", [Trial(micro=2), Trial(compile="aot_eager", remat="full"), Trial("odd", micro=2)])
+@pytest.mark.parametrize(
+    "trial", [pytest.param(Trial(compile="aot_eager", remat="full"), marks=pytest.mark.slow), Trial("odd", micro=2)]
+)
 def test_many_buckets_equal_one_process(plait_ranks, world, trial):
     (one,) = plait_ranks.run(train, Trial(trial.model), world=1)
     assert_same(plait_ranks.run(train, trial, {"ddp": SMALL}, world=world), one)

@@ -56,7 +56,7 @@ def test_the_logits_of_transformers():
 @pytest.mark.parametrize(
     ("strategies", "world"),
     [
-        (FSDP2, 2),
+        pytest.param(FSDP2, 2, marks=pytest.mark.slow),
         (TENSOR, 2),
         pytest.param({**TENSOR, **FSDP2}, 4, marks=pytest.mark.slow),
         pytest.param({"context_parallel": {"degree": 2}, **FSDP2}, 2, marks=pytest.mark.slow),

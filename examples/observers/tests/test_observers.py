@@ -50,7 +50,9 @@ def test_what_is_logged(alone):
     assert alone[3]["gradients/noise_scale"] != alone[1]["gradients/noise_scale"]
 
 
-@pytest.mark.parametrize("layout", [pytest.param(x, marks=pytest.mark.slow) if x == "both" else x for x in LAYOUTS])
+@pytest.mark.parametrize(
+    "layout", [pytest.param(x, marks=pytest.mark.slow) if x in ("both", "tensor_parallel") else x for x in LAYOUTS]
+)
 def test_any_layout_logs_what_one_process_does(plait_ranks, alone, layout):
     world, strategies = LAYOUTS[layout]
     for logged in plait_ranks.run(watched, strategies, world=world):

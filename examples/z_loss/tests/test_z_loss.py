@@ -33,7 +33,11 @@ def test_without_weight_it_is_cross_entropy(plait_ranks):
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
-@pytest.mark.parametrize(("strategies", "world"), [(FSDP2, 2), (TENSOR, 2)], ids=["fsdp2", "tensor_parallel"])
+@pytest.mark.parametrize(
+    ("strategies", "world"),
+    [pytest.param(FSDP2, 2, marks=pytest.mark.slow), (TENSOR, 2)],
+    ids=["fsdp2", "tensor_parallel"],
+)
 def test_as_one_process(plait_ranks, strategies, world, chunks):
     for name in strategies:
         pytest.importorskip(f"plait_{name}")

@@ -13,7 +13,7 @@ LAYOUTS = {
 # Its own tests train and save with more than the zeros that the suite starts from.
 LIKE_OTHERS = """
 test_m test_accumulation test_recomputation test_float32 test_the_loss test_tied test_a_run test_nothing test_checkpoint
-test_clipping test_every_token test_no_rank
+test_clipping test_every_token test_no_rank test_keeps_to
 """
 
 

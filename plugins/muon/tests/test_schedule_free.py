@@ -17,6 +17,7 @@ NODE = {"_target_": "plait_muon.schedule_free.ScheduleFree", "lr": 0.01}
 class TestScheduleFree(OptimizerSuite):
     optimizer: ClassVar = NODE
     model = "moe"
+    slow: ClassVar = ("test_a_run_goes_on",)  # muon's suite has it
     layouts: ClassVar = {
         "stages of experts": Layout(4, beside={"pipeline": {"degree": 2}, **EXPERT, **FSDP2}),
         "shards of states": Layout(2, beside={"zero": {}}),

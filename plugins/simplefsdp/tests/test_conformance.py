@@ -11,7 +11,14 @@ class TestSimpleFsdp(StrategySuite):
     # It deals batches as fsdp2 does, and test_same_as_fsdp2.py asks for more than nearness in float32.
     slow = (
         *StrategySuite.slow,
-        *("test_a_run_equals", "test_float32", "test_the_loss_by_chunks", "test_plain_steps", "test_nothing"),
+        *(
+            "test_a_run_equals",
+            "test_float32",
+            "test_the_loss_by_chunks",
+            "test_plain_steps",
+            "test_nothing",
+            "test_keeps_to",
+        ),
         *(f"test_models_equal_one_process[{m}" for m in ("qk_norm", "tied")),
     )
     layouts = {

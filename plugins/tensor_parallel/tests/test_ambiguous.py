@@ -212,7 +212,11 @@ ALL_LOGITS = pytest.param({"loss_parallel": False}, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("options", [{}, SLOW_WHOLE, ALL_LOGITS], ids=str)
-@pytest.mark.parametrize("work", [Raw, Split, Named, BothDivided], ids=("raw", "split", "named", "divided experts"))
+@pytest.mark.parametrize(
+    "work",
+    [Raw, BothDivided, *(pytest.param(each, marks=pytest.mark.slow) for each in (Split, Named))],
+    ids=("raw", "divided experts", "split", "named"),
+)
 def test_right(plait_ranks, work, options):
     outcome(plait_ranks, lambda: Model(work), options)
 
