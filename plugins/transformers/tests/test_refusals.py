@@ -87,7 +87,7 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [  # family, keys beside those 
     ),  # as it does in transformers
     ("dots1", {"n_shared_experts": None}, "dots1.*NoneType"),
     ("mamba2", {"num_heads": 4}, "is not a configuration of mamba2: .*ValueError"),
-    ("dbrx", {}, "cannot build dbrx: transformers ends with AttributeError"),
+    ("dbrx", {"attn_config": {}}, "cannot build dbrx: transformers ends with AttributeError"),
     ("phimoe", {}, "cannot train phimoe: .* router_jitter_noise at 0, .* changes what is computed in evaluation too"),
     ("fuyu", {}, "cannot train fuyu: its configuration has no num_hidden_layers"),
     ("gemma4_assistant", {}, "is not a configuration of gemma4_assistant: .*hidden_size_per_layer_input must be 0"),

@@ -16,7 +16,7 @@ from plait_transformers.counts import follow, rows_of
 from plait_transformers.experts import SortedExperts
 from plait_transformers.matrices import is_matrix
 from plait_transformers.shrink import HEADS
-from plait_transformers.supposed import BIASES, Axes, Axis, Division, ends, supposed
+from plait_transformers.supposed import BIASES, Axes, Axis, Division, ends, name_of, supposed
 from plait_transformers.watch import Call, Watch, first
 
 BOUND = 1e-4
@@ -39,7 +39,9 @@ def divided(fqn: str, branch: nn.Module, watch: Watch) -> Roles:
     why = NO_ENDS
     for division in supposed(fqn, branch, call, watch):
         try:
-            if halves_add_up(fqn, branch, call, division, watch):
+            if shares_add_up(fqn, branch, call, division, watch) and (
+                not _by_each_head(division) or shares_add_up(fqn, branch, call, division, watch, shares=HEADS)
+            ):
                 return Roles(division)
             why = "its halves do not add up to the whole"
         except Exception as error:
@@ -69,14 +71,29 @@ def undivided(fqn: str, branch: nn.Module, watch: Watch) -> Axes:
     return axes
 
 
+def _by_each_head(division: Division) -> bool:
+    """Whether each head alone should be a share, as no keys are named beside it. The halves of a matrix that holds
+    pairs of queries with their one key, say, add up, although no head can be taken out of it."""
+    of_all = [axis for axes in division.axes.values() for axis in axes]
+    return "heads" in map(name_of, of_all) and not any(
+        isinstance(axis, UnequalParts) or name_of(axis) == "kv_heads" for axis in of_all
+    )
+
+
 @torch.no_grad()
-def halves_add_up(
-    fqn: str, branch: nn.Module, call: Call, division: Division, watch: Watch, at: str | None = None
+def shares_add_up(
+    fqn: str,
+    branch: nn.Module,
+    call: Call,
+    division: Division,
+    watch: Watch,
+    at: str | None = None,
+    shares: int = 2,
 ) -> bool:
-    """Whether what two halves of the module `branch` return adds up to the whole. at: of the module inside, instead."""
+    """Whether what the shares of the module `branch` return adds up to the whole. at: of the module inside, instead."""
     groups = division.groups
     whole_result, total = _result(fqn, branch, call, at), None  # that of the call may have been written to
-    for half in range(2):
+    for share in range(shares):
         part = copy.deepcopy(branch)
         whole = {name: rows_of(module) for name, module in part.named_modules() if is_matrix(module)}
         for name, parameter in list(part.named_parameters()):
@@ -84,9 +101,9 @@ def halves_add_up(
             its = division.axes[f"{fqn}.{name}"]
             value = parameter.detach()
             for dim, axis in enumerate(its):
-                runs = _runs(axis, value.shape[dim], groups, half)
+                runs = _runs(axis, value.shape[dim], groups, shares, share)
                 value = torch.cat([value.narrow(dim, *run) for run in runs], dim)
-            if its in BIASES and half:  # a bias of what is written
+            if its in BIASES and share:  # a bias of what is written
                 value = torch.zeros_like(value)
             owner.register_parameter(name.rpartition(".")[2], nn.Parameter(value.clone()))
         for name, attributes in division.counted.items():
@@ -100,7 +117,8 @@ def halves_add_up(
                     whole[of],
                 )
         for name, axis in division.across.items():
-            get_whole(part.get_submodule(name.removeprefix(f"{fqn}.")), watch.calls[name].entered, axis, groups, half)
+            inside, whole_input = part.get_submodule(name.removeprefix(f"{fqn}.")), watch.calls[name].entered
+            get_whole(inside, whole_input, axis, groups, shares, share)
         result: Any = _result(fqn, part, call, at)
         total = result if total is None else total + result
     if total is None or whole_result is None or total.shape != whole_result.shape:
@@ -118,21 +136,21 @@ def _result(fqn: str, module: nn.Module, call: Call, at: str | None) -> Tensor |
     return seen[0]
 
 
-def _runs(axis: Axis, size: int, groups: int, half: int) -> list[tuple[int, int]]:
-    """(first row, number of rows) of what one half has of a dim of `size` rows."""
+def _runs(axis: Axis, size: int, groups: int, shares: int, share: int) -> list[tuple[int, int]]:
+    """(first row, number of rows) of what one of the `shares` has of a dim of `size` rows."""
     sizes = {"heads": HEADS, "kv_heads": groups}
     if isinstance(axis, UnequalParts):
-        return axis.runs(sizes, 2, half)
+        return axis.runs(sizes, shares, share)
     name, parts = (axis.axis, axis.parts) if isinstance(axis, Packed) else (axis, 1)
-    units = sizes.get(name, 2) if name in ("heads", "kv_heads", "ffn") else 0
+    units = sizes.get(name, shares) if name in ("heads", "kv_heads", "ffn") else 0
     equal = ((name, size // parts // units) if units else (None, size),) * parts
-    return UnequalParts(equal).runs({**sizes, "ffn": 2}, 2, half)
+    return UnequalParts(equal).runs({**sizes, "ffn": shares}, shares, share)
 
 
-def get_whole(module: nn.Module, whole: Any, axis: str, groups: int, half: int) -> None:
-    """Call `module` with the units of both halves, if those that it is called with are among them; a half keeps its
+def get_whole(module: nn.Module, whole: Any, axis: str, groups: int, shares: int, share: int) -> None:
+    """Call `module` with the units of all shares, if those that it is called with are among them; a share keeps its
     own."""
-    ((start, count),) = _runs(axis, whole.shape[-1], groups, half)
+    ((start, count),) = _runs(axis, whole.shape[-1], groups, shares, share)
 
     def before(module: nn.Module, args: Any) -> Any:
         own = whole.narrow(-1, start, count)

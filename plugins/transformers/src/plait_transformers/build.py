@@ -41,7 +41,12 @@ def decoder(
             check_text_alone(read)
         facts = facts_of(own)
         model: Any = of_config(
-            own, facts.how, mixers=facts.mixers if facts.how == NAME else (), lent=facts.lent, masked=facts.masked
+            own,
+            facts.how,
+            mixers=facts.mixers if facts.how == NAME else (),
+            lent=facts.lent,
+            masked=facts.masked,
+            as_in_training=facts.as_in_training,
         )
         if facts.whole_rows:
             give_whole_rows(model, facts.blocks.removesuffix(".*"))

@@ -29,13 +29,15 @@ def of_config(
     lent: Iterable[tuple[str, str]] = (),
     masked: bool = False,
     noise: float = 0.0,
+    as_in_training: bool = False,
 ) -> nn.Module:
     """The model of transformers' `config`, on the current device, in float32, without what is random in training.
 
     attention: the name of the function in transformers' registry; OWN: the family's own. plain: with transformers' own
     experts too. mixers: patterns of the modules that compute each packed document as a row of its own. lent: pairs
     of patterns, of a module and of another whose parameters it reads. masked: the family's own attention gets masks
-    from here. noise: the value of all keys for what is drawn in training.
+    from here. noise: the value of all keys for what is drawn in training. as_in_training: evaluation computes what
+    training does.
     """
     from transformers.utils import logging
 
@@ -66,7 +68,7 @@ def of_config(
     mask = DocumentMask if causal else Documents
     model.documents = mask() if attention == NAME or masked else None
     model.causal, model.first_place = causal, first_place(model)
-    model.always_masked = masked
+    model.always_masked, model.as_in_training = masked, as_in_training
     model.architecture = cls.__name__
     longest = getattr(config, "max_position_embeddings", None)
     model.max_seq_len = longest - model.first_place if isinstance(longest, int) else None
@@ -112,6 +114,7 @@ class Called:
     causal: bool
     first_place: int  # the position of a row's first token
     always_masked = False  # also rows that are one document
+    as_in_training = False  # also in evaluation
     whole_rows: tuple[Any, ...] = ()  # blocks that get masks of the family's
     by_document: tuple[Any, ...] = ()  # modules that compute each packed document as a row of its own
     images: Any = None  # what has the features of tokens that images consist of
@@ -162,6 +165,10 @@ class Called:
                 "parallelism with sequence_parallel=true: set strategy.tensor_parallel.sequence_parallel=false"
             ).at("model.images", self.images.folder, fits=None)
         return {"inputs_embeds": x + self.images.features(tokens, x), **self.images.added(tokens, x)}
+
+    def train(self, mode: bool = True) -> Any:
+        plain: Any = super()
+        return plain.train(mode or self.as_in_training)
 
     def warn_if_padding_and_no_attention_mask(self, *args: Any, **kwargs: Any) -> None:
         """transformers looks at the values of tokens here, which costs time on a GPU."""

@@ -11,7 +11,7 @@ from plait_transformers.experiments import can_be_cut
 from plait_transformers.facts import ModelFacts
 from plait_transformers.shrink import HEADS, VOCAB
 from plait_transformers.spans import Span, divided_spans
-from plait_transformers.supposed import Axis, name_of
+from plait_transformers.supposed import Axis, Division, name_of
 from plait_transformers.watch import Watch
 
 
@@ -77,6 +77,7 @@ def derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], lo
         biases=tuple(dict.fromkeys(facts.pattern(n) for way in accepted for n in way.biases)),
         spans={end: (reader, spans[end][0].axis) for end, reader in readers.items()},
         widths=_widths(model, facts, roles, {"heads": HEADS, "kv_heads": groups}),
+        queries={facts.pattern(n): q for way in accepted for n, q in _queries(model, way).items()},
         attention=attention.pop() if simple else None,
         head_width=max(widths, default=1),
         first=begin,
@@ -93,6 +94,17 @@ def _widths(model: nn.Module, facts: ModelFacts, roles: dict, counts: dict[str, 
             if (name := name_of(axis)) in counts:
                 found[pattern] = found.get(pattern, frozenset()) | {size // counts[str(name)]}
     return found
+
+
+def _queries(model: nn.Module, way: Division) -> dict[str, int]:
+    """FQN of a matrix whose rows are those of groups, each its queries, key and value -> the rows of a query."""
+    of = {n: model.get_parameter(n) for n in way.axes}
+    heads = {p.shape[axes.index("heads")] // HEADS for n, axes in way.axes.items() if "heads" in axes for p in (of[n],)}
+    if len(heads) != 1 or way.groups == HEADS:
+        return {}
+    (q,) = heads
+    rows = (HEADS + 2 * way.groups) * q
+    return {n: q for n, axes in way.axes.items() if axes[:1] == ("kv_heads",) and of[n].shape[0] == rows}
 
 
 def _has_no_end(answers: list[Roles]) -> bool:

@@ -59,6 +59,15 @@ def check_causal(kind: str, own: nn.Module, tokens: Tensor, causal: bool) -> Ten
     return logits
 
 
+@torch.no_grad()
+def writes_in_evaluation(own: nn.Module, tokens: Tensor) -> bool:
+    """Whether `own` changes its weights in evaluation, as RWKV scales those of later blocks."""
+    plain: Any = super(Called, own)
+    before = [p._version for p in own.parameters()]
+    plain.forward(input_ids=tokens, use_cache=False)
+    return before != [p._version for p in own.parameters()]
+
+
 def check_training(kind: str, model: nn.Module, tokens: Tensor, logits: Tensor) -> None:
     """In training it computes the same logits, whatever is drawn."""
     model.train()

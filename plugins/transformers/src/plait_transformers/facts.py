@@ -15,6 +15,7 @@ class ModelFacts:
     how:       the name of the attention function, in transformers' registry, with which it is built.
     masked:    the family's own function gets masks from Plait.
     whole_rows: blocks get what the family makes of the tokens that it sees of a row, such as its own masks.
+    as_in_training: it changes its weights in evaluation, so it computes there what it does in training.
     why_no_documents: why packed documents would see each other; empty, if they do not.
     blocks:    the blocks. branches: modules that read the stream and return a summand of it.
     mixers:    modules that mix tokens in a way of their own. lent: (module, another whose parameters it reads).
@@ -23,6 +24,7 @@ class ModelFacts:
                reads the stream for it, if one does, and what is divided between the two.
     counted: modules that count heads by attributes of their own.
     widths:    parameter -> its rows, or columns, for each head that they are divided by; layers may differ in them.
+    queries:   parameter whose rows are those of groups, each its queries, its key and its value -> the rows of a query.
     attention: the inner attention, if all layers have the same. head_width: of queries.
     first, last: modules with parameters before and after the blocks. head: whose result is the logits, unchanged.
     """
@@ -46,7 +48,9 @@ class ModelFacts:
     last: tuple[str, ...]
     head: str | None
     whole_rows: bool = False
+    as_in_training: bool = False
     biases: tuple[str, ...] = ()
+    queries: dict[str, int] = attrs.Factory(dict)
     spans: dict[str, tuple[str | None, str]] = attrs.Factory(dict)
 
     def pattern(self, fqn: str) -> str:

@@ -28,6 +28,7 @@ from plait_transformers.experiments import (
     check_training,
     mixes,
     needs_whole_rows,
+    writes_in_evaluation,
 )
 from plait_transformers.facts import ModelFacts, in_blocks
 from plait_transformers.init import recorded
@@ -43,7 +44,7 @@ TOKENS = 12
 def facts_of(config: Any) -> ModelFacts:
     """The facts about transformers' `config`. Raises PlaitError for a family that cannot be trained, saying why."""
     family: Any = type(config)
-    return _facts(family, json.dumps(config.to_dict(), sort_keys=True, default=str))
+    return _facts(family, _said(config))
 
 
 @functools.lru_cache(maxsize=8)
@@ -53,16 +54,17 @@ def _facts(cls: Any, said: str) -> ModelFacts:
     failed = f"model=transformers cannot derive the spec of {kind}: a small copy of it fails with"
     check_blocks(config)
     with one_sentence(failed), torch.device("cpu"):
-        with one_sentence(f"model=transformers cannot build {kind}: transformers ends with"), torch.device("meta"):
-            whole = of_config(config, OWN, plain=True)
-        small = shrunken(config, whole)
+        small = _small(cls, said)
         own = _built(small, OWN, plain=True)
         _check_noise(small, own)
+        as_in_training = writes_in_evaluation(own, _tokens())
+        if as_in_training:
+            own = _built(small, OWN, plain=True, as_in_training=True)
         first: Exception | None = None
         found: list[ModelFacts] = []
         for how, masked in ((NAME, False), (OWN, True), (OWN, False)):
             try:
-                found.append(_tried(kind, small, own, how, masked))
+                found.append(_tried(kind, small, own, how, masked, as_in_training))
             except Exception as error:
                 error.__cause__ = error.__cause__ or first
                 first = error
@@ -72,6 +74,16 @@ def _facts(cls: Any, said: str) -> ModelFacts:
             return found[0]
         assert first is not None
         raise first
+
+
+@functools.lru_cache(maxsize=8)
+def _small(cls: Any, said: str) -> Any:
+    """The configuration of the small copy: the model of all sizes is built once for it, on meta."""
+    config = cls.from_dict(json.loads(said))
+    failed = f"model=transformers cannot build {config.model_type}: transformers ends with"
+    with one_sentence(failed), torch.device("meta"):
+        whole = of_config(config, OWN, plain=True)
+    return shrunken(config, whole)
 
 
 @torch.no_grad()
@@ -97,7 +109,11 @@ def _check_noise(config: Any, own: Any) -> None:
 def check_text_alone(config: Any) -> None:
     """Raises PlaitError unless the model of all inputs, `config`, computes of text what its language part does."""
     family: Any = type(config)
-    _check_text_alone(family, json.dumps(config.to_dict(), sort_keys=True, default=str))
+    _check_text_alone(family, _said(config))
+
+
+def _said(config: Any) -> str:
+    return json.dumps(config.to_dict(), sort_keys=True, default=str)
 
 
 @functools.lru_cache(maxsize=8)
@@ -107,8 +123,8 @@ def _check_text_alone(cls: Any, said: str) -> None:
     failed = f"model=transformers cannot train {config.model_type} on text: without other inputs it fails with"
     with one_sentence(failed), torch.device("cpu"):
         text = text_part(config)
-        with torch.device("meta"):
-            small = shrunken(text, of_config(text, OWN, plain=True))
+        part_cls: Any = type(text)
+        small = _small(part_cls, _said(text))
         part: Any = _built(small, OWN, plain=True)
         generator = torch.Generator().manual_seed(0)
         for param in part.parameters():
@@ -133,10 +149,13 @@ def _built(
     mixers: tuple[str, ...] = (),
     masked: bool = False,
     noise: float = 0.0,
+    as_in_training: bool = False,
 ) -> nn.Module:
     """A model of `config` with random weights, in float64. plain: with transformers' experts, masks and buffers."""
     with torch.device("cpu" if plain else "meta"), torch.random.fork_rng(devices=[]):
-        model: Any = of_config(config, attention, plain, mixers, masked=masked, noise=noise)
+        model: Any = of_config(
+            config, attention, plain, mixers, masked=masked, noise=noise, as_in_training=as_in_training
+        )
     if not plain:
         fills = recorded(model)
         model.to_empty(device="cpu")
@@ -157,10 +176,9 @@ def _built(
 
 
 @torch.no_grad()
-def _tried(kind: str, config: Any, own: nn.Module, how: str, masked: bool) -> ModelFacts:
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(4, VOCAB, (2, TOKENS), generator=generator)
-    model = _built(config, how, masked=masked)
+def _tried(kind: str, config: Any, own: nn.Module, how: str, masked: bool, as_in_training: bool) -> ModelFacts:
+    tokens = _tokens()
+    model = _built(config, how, masked=masked, as_in_training=as_in_training)
     own.load_state_dict(model.state_dict())
     wanted = check_causal(kind, own, tokens, bool(model.causal))
     with watching(model) as watch:
@@ -180,19 +198,25 @@ def _tried(kind: str, config: Any, own: nn.Module, how: str, masked: bool) -> Mo
     outside = read_outside(model, blocks, tokens)
     lent = tuple(dict.fromkeys((in_blocks(blocks, reader), in_blocks(blocks, owner)) for reader, owner in outside))
     facts = derived(model, watch, blocks, branches, logits)
-    why = _why_no_documents(config, model, how, mixers, tokens)
+    why = _why_no_documents(config, model, how, mixers, tokens, as_in_training)
     rows = model.documents is None or needs_whole_rows(model, watch, blocks)
-    facts = attrs.evolve(facts, whole_rows=rows)
+    facts = attrs.evolve(facts, whole_rows=rows, as_in_training=as_in_training)
     return attrs.evolve(facts, how=how, masked=masked, mixers=mixers, lent=lent, why_no_documents=why)
+
+
+def _tokens() -> Tensor:
+    return torch.randint(4, VOCAB, (2, TOKENS), generator=torch.Generator().manual_seed(1))
 
 
 def _in(fqn: str, module: str) -> bool:
     return fqn == module or fqn.startswith(f"{module}.")
 
 
-def _why_no_documents(config: Any, model: nn.Module, how: str, mixers: tuple[str, ...], tokens: Tensor) -> str:
+def _why_no_documents(
+    config: Any, model: nn.Module, how: str, mixers: tuple[str, ...], tokens: Tensor, as_in_training: bool
+) -> str:
     """Why packed documents would see each other; empty, if their logits are those of the documents alone."""
-    by_document = _built(config, how, mixers=mixers) if how == NAME else model
+    by_document = _built(config, how, mixers=mixers, as_in_training=as_in_training) if how == NAME else model
     cut = TOKENS // 2 - 1
     positions = torch.cat([torch.arange(cut), torch.arange(TOKENS - cut)]).expand_as(tokens)
     alone = torch.cat([model(tokens[:, :cut]), model(tokens[:, cut:])], dim=1)
@@ -218,9 +242,16 @@ def _branches(model: nn.Module, blocks: str, watch: Watch) -> Iterator[str]:
     stream, such as half of a feed-forward."""
     layers: Any = model.get_submodule(blocks)
     for number, block in enumerate(layers):
-        for name, child in block.named_children():
-            fqn = f"{blocks}.{number}.{name}"
-            call = watch.calls.get(fqn)
-            half = call and call.entered is not None and call.result is not None and len({*call.widths()}) > 1
-            if any(p.dim() > 1 for p in child.parameters()) and not half:
-                yield fqn
+        yield from _parts(f"{blocks}.{number}", block, watch)
+
+
+def _parts(around: str, module: nn.Module, watch: Watch) -> Iterator[str]:
+    """A part that returns several streams, such as the sum and the norm of it, holds branches: its own parts."""
+    for name, child in module.named_children():
+        fqn = f"{around}.{name}"
+        call = watch.calls.get(fqn)
+        half = call and call.entered is not None and call.result is not None and len({*call.widths()}) > 1
+        if call and call.streams > 1:
+            yield from _parts(fqn, child, watch)
+        elif any(p.dim() > 1 for p in child.parameters()) and not half:
+            yield fqn

@@ -9,14 +9,15 @@ from plait import PlaitError
 
 VOCAB, HEADS, EXPERTS, WINDOW = 64, 4, 4, 5
 KEYS = "num_key_value_heads"
+KEY_HEADS = (KEYS, "num_kv_heads", "kv_n_heads")  # names of that number
 SHARED = "num_kv_shared_layers"  # of the last layers, which attend to keys and values of earlier ones
-VISITED = ("num_experts_per_tok", "moe_topk")  # keys for the number of experts that a token visits
+VISITED = ("num_experts_per_tok", "moe_topk", "moe_top_k")  # keys for the number of experts that a token visits
 # What acts only on inputs longer than it: shortened, so that the few tokens of an experiment see it act.
 REACH = re.compile(r"(window|chunk|block)_size|local_attention|(sliding|attention)_window|floor_scale|index_topk")
 
 
 def check_blocks(config: Any) -> None:
-    """Raises PlaitError for a configuration that does not say of how many blocks the model is."""
+    """Raises PlaitError if the number of blocks is not a key of the configuration."""
     if not isinstance(getattr(config, "num_hidden_layers", None), int):
         raise PlaitError(
             f"model=transformers cannot train {config.model_type}: its configuration has no num_hidden_layers, the "
@@ -30,22 +31,23 @@ def shrunken(config: Any, model: nn.Module) -> Any:
     said = config.to_dict()
     alias = getattr(config, "attribute_map", {})
     layers, heads = config.num_hidden_layers, getattr(config, "num_attention_heads", None) or HEADS
-    groups = _of_most(config, said, KEYS) or heads
+    groups = next((n for name in KEY_HEADS if (n := _of_most(config, said, name))), heads)
     width = _of_most(config, said, "head_dim") or max(1, config.hidden_size // heads)
     numbers = _layers_with_all_kinds(said, layers, model)
     kept = len(numbers)
+    hidden = width * (HEADS if config.hidden_size == heads * width else HEADS + 2)
     wanted: dict[str, Any] = {
         "num_hidden_layers": kept,
-        "vocab_size": VOCAB,
+        **dict.fromkeys(("vocab_size", "decoder_vocab_size"), VOCAB),
         "decoder_layers": kept,
         **dict.fromkeys(("num_attention_heads", "decoder_attention_heads", "linear_num_heads"), HEADS),
-        KEYS: _keys(groups, heads),
-        "hidden_size": width * (HEADS if config.hidden_size == heads * width else HEADS + 2),
+        **dict.fromkeys(KEY_HEADS, _keys(groups, heads)),
+        "hidden_size": hidden,
         "intermediate_size": 96,
-        **dict.fromkeys(("ffn_dim", "decoder_ffn_dim"), 96),
+        **dict.fromkeys(("ffn_dim", "decoder_ffn_dim", "ffn_hidden_size"), 96),
         "moe_intermediate_size": 32,
         "shared_expert_intermediate_size": 32,
-        **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), EXPERTS),
+        **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), EXPERTS),
         **dict.fromkeys(VISITED, 2),
         **dict.fromkeys(("n_group", "topk_group"), 1),
         "pad_token_id": 1,
@@ -55,16 +57,13 @@ def shrunken(config: Any, model: nn.Module) -> Any:
     if said.get("linear_num_value_heads") and said.get("linear_num_key_heads"):
         grouped = said["linear_num_value_heads"] != said["linear_num_key_heads"]
         wanted |= {"linear_num_value_heads": HEADS, "linear_num_key_heads": HEADS // 2 if grouped else HEADS}
-    if said.get("mamba_n_heads") and type(said.get("mamba_d_head")) is int and said.get("mamba_expand"):
-        wanted["mamba_n_heads"] = said["mamba_expand"] * wanted["hidden_size"] // said["mamba_d_head"]
-    changed = {}
-    for name, value in wanted.items():
-        own = alias.get(name, name)
-        if said.get(own) is not None:
-            changed[own] = 1 if name in VISITED and said[own] == 1 else value
+    wanted |= _of_states(said, hidden)
+    changed = _changed(said, wanted, alias)
     for name, value in said.items():
         if type(value) is int and value > WINDOW and REACH.search(name):
             changed[name] = WINDOW
+        if isinstance(value, dict) and name in getattr(config, "sub_configs", {}):
+            changed[name] = {**value, **_changed(value, wanted)}
         if isinstance(value, dict) and {"num_heads", "head_dim"} <= {*value}:  # of a recurrence
             changed[name] = {**value, "num_heads": HEADS, "head_dim": min(value["head_dim"], 16)}
         if isinstance(value, dict) and "llama_4_scaling_beta" in value:
@@ -78,6 +77,27 @@ def shrunken(config: Any, model: nn.Module) -> Any:
     if said.get(SHARED):
         changed[SHARED] = kept // 2
     return type(config).from_dict({**said, **changed})
+
+
+def _changed(said: dict[str, Any], wanted: dict[str, Any], alias: Any = None) -> dict[str, Any]:
+    """Those of the `wanted` keys that are there. A token that visits one expert still does."""
+    own = {(alias or {}).get(name, name): (name, value) for name, value in wanted.items()}
+    there = {key: each for key, each in own.items() if said.get(key) is not None}
+    return {key: 1 if name in VISITED and said[key] == 1 else value for key, (name, value) in there.items()}
+
+
+def _of_states(said: dict[str, Any], hidden: int) -> dict[str, int]:
+    """Heads of a state space model, of the same width if they can be, and their groups: one, or one for each head, or
+    some. Heads fill `mamba_expand` times the stream, which is `hidden` wide, unless `mamba_d_ssm` says what they fill.
+    """
+    heads, width, groups = (said.get(f"mamba_{name}") for name in ("n_heads", "d_head", "n_groups"))
+    if not heads or type(width) is not int or not said.get("mamba_expand"):
+        return {}
+    filled = HEADS * width if said.get("mamba_d_ssm") else said["mamba_expand"] * hidden
+    few = filled // width if filled % width == 0 else HEADS
+    some = next((n for n in range(2, few + 1) if few % n == 0), 1)
+    its = few if groups == heads else some if groups and groups > 1 else 1
+    return {"mamba_n_heads": few, "mamba_d_head": filled // few, "mamba_n_groups": its, "mamba_d_ssm": filled}
 
 
 def by_layer(value: Any) -> bool:

@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from plait_transformers.branch import halves_add_up
+from plait_transformers.branch import shares_add_up
 from plait_transformers.matrices import is_matrix
 from plait_transformers.supposed import Division, between
 from plait_transformers.watch import Watch, same
@@ -41,7 +41,7 @@ def divided_spans(fqn: str, block: nn.Module, watch: Watch, others: Collection[s
     for readers, writer in _groups(fqn, block, watch, others):
         for division in between(fqn, block, readers, writer, _mix(fqn, block, readers, writer, watch), watch):
             try:
-                if halves_add_up(fqn, block, watch.calls[fqn], division, watch, at=writer):
+                if shares_add_up(fqn, block, watch.calls[fqn], division, watch, at=writer):
                     own = {name: axes for name, axes in division.axes.items() if {*axes} - {None}}
                     yield Span(_around(readers, writer, watch), writer, attrs.evolve(division, axes=own))
                     break

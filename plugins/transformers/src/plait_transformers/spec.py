@@ -94,6 +94,8 @@ def _sizes(facts: ModelFacts, named: dict[str, Any], config: Any) -> dict[str, i
         for axis, size in zip(facts.roles.get(pattern, ()), param.shape, strict=False):
             if isinstance(axis, UnequalParts):
                 joined.append((axis, size))
+            elif (q := facts.queries.get(pattern)) is not None:
+                joined.append((UnequalParts((("heads", q), ("kv_heads", q), ("kv_heads", q))), size))
             elif (name := name_of(axis)) in ("heads", "kv_heads"):
                 its = {size // width for width in facts.widths[pattern] if size % width == 0}
                 counts[name] = counts.get(name, its) & its

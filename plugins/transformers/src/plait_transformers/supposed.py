@@ -161,6 +161,8 @@ def _of_rows(rows: int, heads: int, groups: int, unit: tuple[int, int, int]) -> 
         found += [Packed("kv_heads", 2), "kv_heads"]
     if rows % heads == 0:
         found += ["heads", *([Packed("heads", 2)] if rows == 2 * heads * q else [])]
+    if rows == heads * q + groups * (k + v) and heads != groups:
+        found += ["kv_heads"]  # each group's together
     return [*dict.fromkeys(found), None]
 
 

@@ -12,12 +12,14 @@ from plait_transformers.attention import Inner
 
 @attrs.frozen
 class Call:
-    """Of a module: its arguments, the first tensor among them and of its results."""
+    """Of a module: its arguments, the first tensor among them and of its results. streams: how many of its results have
+    the shape of what entered."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     entered: Tensor | None
     result: Tensor | None
+    streams: int = 1
 
     def widths(self) -> tuple[int, int]:
         """The last dims of what entered and of the result."""
@@ -61,7 +63,10 @@ def watching(model: nn.Module) -> Iterator[Watch]:
             watch.places.setdefault(fqn, []).append(count[0])
             if fqn.rpartition(".")[0] in lists and any(True for _ in module.children()):
                 watch.block_places.append(count[0])
-            watch.calls[fqn] = Call(args, kwargs, first((*args, *kwargs.values())), first(result))
+            entered = first((*args, *kwargs.values()))
+            several = [x for x in result if isinstance(x, Tensor)] if isinstance(result, tuple) else []
+            streams = sum(entered is not None and x.shape == entered.shape for x in several)
+            watch.calls[fqn] = Call(args, kwargs, entered, first(result), streams)
             if isinstance(module, Inner):
                 q, k, v = (tuple(x.shape) for x in args[:3])
                 watch.attended[fqn] = Attended(q, k, v, args[3] is not None)
