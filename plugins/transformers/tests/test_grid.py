@@ -2,10 +2,11 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from grid import BEGIN, END, PAGE, UNDER, Outcome, table, told, write
+from grid import BEGIN, END, PAGE, UNDER, Outcome, kinds, read, table, told, write
 from releases import changed
 
 GRID = Path(__file__).with_name("grid.py")
@@ -50,7 +51,11 @@ def test_the_table_is_read_as_it_was_written(tmp_path):
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the page is not beside the tests of an installed package")
 def test_all_families_of_the_page_are_read():
-    assert f" {len(told(PAGE))} of them train;" in PAGE.read_text()
+    """Which are all that transformers has; each of them ends with a sentence, or in a row of the table."""
+    text, (found, _, _) = PAGE.read_text(), read(PAGE)
+    assert f" {len(found)} families, {len(told(PAGE))} of them train;" in text
+    assert f"transformers {version('transformers')}," not in text or {*found} == {*kinds()}
+    assert all(by[""].note for by in found.values() if "" in by)
 
 
 @pytest.mark.slow
