@@ -124,6 +124,14 @@ def test_an_error_in_the_thread_names_its_source() -> None:
     assert caught.value.__notes__ == ["raised by source 'stranger' in its method 'take'"]
 
 
+@pytest.mark.parametrize(("texts", "shorter"), [(0, ", and a smaller train.seq_len more samples"), (9, "")])
+def test_a_step_of_more_samples_than_there_are_says_what_makes_more_steps(texts: int, shorter: str) -> None:
+    batches = Counting()
+    batches.epoch, batches.texts = 1, texts  # with texts of its own, a row holds one, however short
+    said = Ahead(batches).said_of_epochs(0, 0, 1)
+    assert said.endswith("; a step takes 4 samples, of 1: a smaller train.global_batch_size makes more steps" + shorter)
+
+
 def test_one_thread_makes_all_calls() -> None:
     source = Counting()
     ahead = Ahead(source)

@@ -77,6 +77,7 @@ class Ahead(Batches):
         size, few = self.global_batch_size, ""
         if self.epoch and self.epoch < size:
             few = f"; a step takes {size} samples, of {self.epoch}: a smaller train.global_batch_size makes more steps"
+            few += "" if self.texts else ", and a smaller train.seq_len more samples"  # else each text is a sample
         are = "is" if steps == 1 else "are"
         return f"data: {epoch}{_about(steps, 'step')} {are} {', '.join(passes)}{few}" if passes else ""
 

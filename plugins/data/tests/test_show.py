@@ -34,7 +34,7 @@ def test_documents_of_bytes_stand_apart(tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text('{"text": "first"}\n{"text": "second"}\n')
     options = [f"data.path={tmp_path / 'a.jsonl'}", "data.attention=document", "data.validation_fraction=0"]
     out = shown(capsys, "data=text", *options, "train.seq_len=12", "validation.interval=0", "train.epochs=2")
-    begin = "step      8 samples of 12 tokens, on 1 data rank\nepoch     1 samples, 0.125 steps; train.epochs=2\n"
+    begin = "step      8 samples of 12 tokens, on 1 data rank\nepoch     1 sample, 0.125 steps; train.epochs=2\n"
     assert begin in out
     sample = "11 of 12 tokens are learned\n- tokens 0 to 5\n  f{+irst<end>+}\n- tokens 6 to 11\n  s{+econd<end>+}\n"
     assert out.endswith(f"\nsample 0: {sample}")

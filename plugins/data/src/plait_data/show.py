@@ -54,11 +54,11 @@ def described(checked: "Checked", rows: int) -> Iterator[str]:
     yield f"step      {size:,} samples of {train.seq_len:,} tokens, on {ranks} data rank{'s' * (ranks != 1)}"
     asked = f"train.steps={train.steps}" if train.epochs is None else f"train.epochs={train.epochs:g}"
     unknown = "of each source below" if names else "not known: the data are read as they come"
-    length = f"{epoch:,} samples, {_short(epoch / size)} steps" if epoch else unknown
+    length = f"{epoch:,} sample{'s' * (epoch != 1)}, {_short(epoch / size)} steps" if epoch else unknown
     yield f"epoch     {length}; {asked}"
     most = max(COUNTED, rows)
     first = list(islice(_samples(batches), min(epoch or most, most)))
-    yield f"learned   {_learned(first)}, in the first {len(first):,} samples"
+    yield f"learned   {_learned(first)}, in the first {len(first):,} sample{'s' * (len(first) != 1)}"
     passes = (
         batches.passes(round(train.epochs * epoch) if train.epochs and epoch else train.steps * size) if names else {}
     )
