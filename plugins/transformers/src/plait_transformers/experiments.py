@@ -11,6 +11,7 @@ from plait import PlaitError
 from plait_transformers.attention import Inner
 from plait_transformers.called import Called
 from plait_transformers.shrink import VOCAB
+from plait_transformers.torch_internals import writes_to
 from plait_transformers.watch import Watch, first
 
 BOUND = 1e-4  # families compute parts in float32 by hand; what is wrong is off by far more
@@ -63,9 +64,9 @@ def check_causal(kind: str, own: nn.Module, tokens: Tensor, causal: bool) -> Ten
 def writes_in_evaluation(own: nn.Module, tokens: Tensor) -> bool:
     """Whether `own` changes its weights in evaluation, as RWKV scales those of later blocks."""
     plain: Any = super(Called, own)
-    before = [p._version for p in own.parameters()]
+    before = [writes_to(p) for p in own.parameters()]
     plain.forward(input_ids=tokens, use_cache=False)
-    return before != [p._version for p in own.parameters()]
+    return before != [writes_to(p) for p in own.parameters()]
 
 
 def check_training(kind: str, model: nn.Module, tokens: Tensor, logits: Tensor) -> None:
