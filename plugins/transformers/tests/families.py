@@ -98,21 +98,34 @@ def keys_of(kind: str) -> dict[str, Any]:
     if getattr(known, "is_decoder", None) is False and not is_encoder(known):
         fits["is_decoder"] = True  # its own keys for a decoder of the same layers
         fits |= {"is_encoder_decoder": False} if known.is_encoder_decoder else {}
-    return {"model_type": kind, **fits, **_with_attention(kind, fits | MORE.get(kind, {})), **MORE.get(kind, {})}
+    return {"model_type": kind, **fits, **_with_all_kinds(kind, fits | MORE.get(kind, {})), **MORE.get(kind, {})}
 
 
-def _with_attention(kind: str, fits: dict[str, Any]) -> dict[str, Any]:
-    """The kinds of layers that the family has, if its first ones alone have no attention."""
+def _with_all_kinds(kind: str, fits: dict[str, Any]) -> dict[str, Any]:
+    """A layer of each kind that the family's usual configuration lists, if the small model would lack some."""
     from transformers import CONFIG_MAPPING
 
     try:
-        usual = dict.fromkeys(CONFIG_MAPPING[kind]().layer_types)
-        small = CONFIG_MAPPING[kind].from_dict(fits).layer_types
-    except Exception:  # a family without such a list, or whose sizes do not fit: it is refused, with a sentence
+        usual = CONFIG_MAPPING[kind]()
+        small, listed = CONFIG_MAPPING[kind].from_dict(fits), usual.to_dict()
+    except Exception:  # a family whose usual sizes do not fit, or these: it is refused, with a sentence
         return {}
-    if len(usual) < 2 or any("attention" in each and "linear" not in each for each in small):
+    layers = getattr(usual, "num_hidden_layers", 0)
+    lists = {name: own for name, own in listed.items() if _kinds(own, layers) and name not in MORE.get(kind, {})}
+    if all({*own} <= {*(getattr(small, name, None) or ())} for name, own in lists.items()):
         return {}
-    return {"num_hidden_layers": len(usual), "layer_types": list(usual)}
+    chosen, seen = list[int](), set[tuple[str, Any]]()
+    for number in range(layers):
+        of_layer = {(name, own[number]) for name, own in lists.items()}
+        if not of_layer <= seen:
+            chosen.append(number)
+            seen |= of_layer
+    return {"num_hidden_layers": len(chosen), **{n: [own[number] for number in chosen] for n, own in lists.items()}}
+
+
+def _kinds(own: Any, layers: int) -> bool:
+    """Whether the value of a key names the kind of each layer, of which there are several."""
+    return isinstance(own, list | tuple) and len(own) == layers and 1 < len({*map(str, own)}) < layers
 
 
 def _takes(config: Any, name: str) -> bool:
