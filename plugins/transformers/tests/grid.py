@@ -34,7 +34,7 @@ UNDER: dict[str, dict[str, Any]] = {
 WHOLE_ROWS = {"tensor_parallel": {"tensor_parallel": {"degree": 2, "sequence_parallel": False}}}  # after a refusal
 BOUND = 1e-10  # of a gradient's size
 PARTS = {  # strategy -> logical axis -> what it divides
-    "tensor_parallel": {"heads": "attention", "ffn": "feed-forward", "vocab": "vocabulary"},
+    "tensor_parallel": {"heads": "attention", "mixer_heads": "mixers", "ffn": "feed-forward", "vocab": "vocabulary"},
     "expert_parallel": {"experts": "experts"},
 }
 BEGIN, END = "<!-- the grid: written by `make grid` -->", "<!-- the end of the grid -->"

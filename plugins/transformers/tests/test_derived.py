@@ -246,7 +246,7 @@ def test_a_recurrence_is_told_to_strategies():
     assert spec.attention == "model.layers.*.self_attn.inner"
     assert facts.why_no_documents == ""
     assert facts.lent == (("model.layers.*.linear_attn", "model.layers.*.linear_attn.conv1d"),)
-    assert facts.whole["model.layers.*.linear_attn"]
+    assert "model.layers.*.linear_attn" not in facts.whole
 
 
 def test_what_a_block_reads_of_modules_inside_is_told_and_lent():
@@ -351,8 +351,8 @@ def test_layers_that_differ_are_not_divided(monkeypatch):
     """A spec has one entry for all layers."""
     found = branch.divided
 
-    def otherwise(fqn, module, watch):
-        roles = found(fqn, module, watch)
+    def otherwise(fqn, module, watch, like):
+        roles = found(fqn, module, watch, like)
         way = roles.division
         other = {n: (None, *axes[1:]) for n, axes in way.axes.items() if n.endswith("1.mlp.up_proj.weight")}
         return attrs.evolve(roles, division=attrs.evolve(way, axes={**way.axes, **other}))

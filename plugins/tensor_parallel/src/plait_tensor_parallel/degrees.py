@@ -8,7 +8,7 @@ from plait import ModelSpec, Packed, PlaitError, Run, UnequalParts, divisors, ma
 if TYPE_CHECKING:
     from plait_tensor_parallel import TensorParallel
 
-SHARDED = ("heads", "kv_heads", "ffn", "vocab")  # the logical axes that are divided
+SHARDED = ("heads", "kv_heads", "mixer_heads", "ffn", "vocab")  # the logical axes that are divided
 KEY = "strategy.tensor_parallel"
 Axes = tuple[str | None, ...]
 

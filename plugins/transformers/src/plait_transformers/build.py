@@ -10,6 +10,7 @@ from plait_transformers.attention import NAME
 from plait_transformers.called import give_whole_rows, of_config
 from plait_transformers.counts import give_counts
 from plait_transformers.facts import ModelFacts
+from plait_transformers.fitted import fitted
 from plait_transformers.language import REST, class_of_whole, text_part
 from plait_transformers.one_sentence import one_sentence
 from plait_transformers.parts import parts_in_whole, parts_of
@@ -115,7 +116,8 @@ class PlaitDecoder:
 
     def derived(self) -> dict[str, str]:
         """Pattern -> how what the spec says of it was found, for `plait inspect`."""
-        return how_found(facts_of(self.config))
+        model: Any = self
+        return how_found(fitted(facts_of(self.config), dict(model.named_parameters())))
 
     def export_files(self) -> dict[str, str]:
         """What `from_pretrained` needs beside the weights: config.json, and the tokenizer of the folder."""

@@ -12,10 +12,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from plait_transformers.documents import in_model
+from plait_transformers.matrices import rows_of
 from plait_transformers.shrink import HEADS
 
-# module -> attribute -> the matrix whose rows are divided as what it counts is, and how many of these every rank needs
-Counts = dict[str, dict[str, tuple[str, int]]]
+# module -> attribute -> the matrix whose rows are divided as what it counts is, how many of these every rank needs, and
+# how many of what it counts
+Counts = dict[str, dict[str, tuple[str, int, int]]]
 OTHERS = re.compile("(?<!all_)head_(dim|size)|groups|rep|layer|idx|mask|max|rotary|index|window|chunk")
 
 
@@ -39,9 +41,9 @@ def counting(fqn: str, branch: nn.Module, inner: int, keys: int, readers: Mappin
                 continue
             of = next((m for m in beside if (keys if few else inner) in rows[m]), next(iter(beside)))
             if "head" in attribute and value in (HEADS, HEADS // 2):
-                numbers.setdefault(full, {})[attribute] = (of, beside[of])
+                numbers.setdefault(full, {})[attribute] = (of, beside[of], 0)
             elif value in (inner, keys):
-                products.setdefault(full, {})[attribute] = (of, beside[of])
+                products.setdefault(full, {})[attribute] = (of, beside[of], 0)
     if numbers:
         yield numbers
     if products:
@@ -56,22 +58,33 @@ def _numbers(module: Any) -> Iterator[tuple[str, int]]:
             yield name, value
 
 
+NO_COUNTS = re.compile(r"head_\w*(dim|size)|hidden|kernel|width|state|rep|layer|idx|mask|max|window|chunk|rank|stride")
+
+
+def numbers_of(module: Any) -> Iterator[tuple[str, int]]:
+    """The attributes of a mixer, or of a module in one, that may count heads or channels."""
+    for name, value in vars(module).items():
+        if type(value) is int and value > 1 and not NO_COUNTS.search(name):
+            yield name, value
+
+
 def give_counts(model: nn.Module, counted: Counts) -> None:
     """Let the modules that the patterns of `counted` name count what their matrices return."""
+    names = dict(model.named_modules())
     for pattern, attributes in counted.items():
         for fqn in in_model(model, [pattern]):
             block = fqn[: len(fqn) - len(pattern.rpartition("*")[2])]
-            for attribute, (of, fixed) in attributes.items():
-                matrix: Any = model.get_submodule(block + of.rpartition("*")[2])
-                follow(model.get_submodule(fqn), attribute, matrix, fixed, rows_of(matrix))
+            for attribute, (of, fixed, own) in attributes.items():
+                matrix = names.get(block + of.rpartition("*")[2])
+                if matrix is not None:  # a layer of another kind may have a module of the same name
+                    follow(model.get_submodule(fqn), attribute, matrix, fixed, rows_of(matrix), own)
 
 
-def rows_of(matrix: Any) -> int:
-    return int(matrix.weight.shape[0 if isinstance(matrix, nn.Linear) else 1])
+def follow(module: nn.Module, attribute: str, matrix: nn.Module, fixed: int, whole: int, own: int = 0) -> None:
+    """Set `attribute` of `module` to its share, whenever `matrix`, which had `whole` rows, returns fewer elements.
 
-
-def follow(module: nn.Module, attribute: str, matrix: nn.Module, fixed: int, whole: int) -> None:
-    """Set `attribute` of `module` to its share, whenever `matrix`, which had `whole` rows, returns fewer elements."""
+    fixed, own: how many of these rows, and of what the attribute counts, every rank needs.
+    """
     of, _, name = attribute.rpartition(".")
     if of and "follows" not in vars(module):  # its own configuration, not that of the model
         vars(module)["follows"] = True
@@ -80,6 +93,6 @@ def follow(module: nn.Module, attribute: str, matrix: nn.Module, fixed: int, who
     kept = getattr(owner, name)
 
     def count(matrix: nn.Module, args: Any, result: Tensor) -> None:
-        setattr(owner, name, kept * (result.shape[-1] - fixed) // (whole - fixed))
+        setattr(owner, name, own + (kept - own) * (result.shape[-1] - fixed) // (whole - fixed))
 
     matrix.register_forward_hook(count)

@@ -18,8 +18,12 @@ from plait_transformers.watch import Watch
 def derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], logits: Tensor) -> ModelFacts:
     facts = ModelFacts("", False, "", f"{blocks}.*", (), (), (), {}, {}, {}, (), {}, {}, None, 1, (), (), None)
     found: dict[str, list[Roles]] = {}
+    firsts: dict[str, tuple[str, Division]] = {}
     for fqn in branches:
-        found.setdefault(facts.pattern(fqn), []).append(divided(fqn, model.get_submodule(fqn), watch))
+        pattern = facts.pattern(fqn)
+        roles_of = divided(fqn, model.get_submodule(fqn), watch, firsts.get(pattern))
+        found.setdefault(pattern, []).append(roles_of)
+        firsts.setdefault(pattern, (fqn, roles_of.division))
     spans = _spans(model, facts, watch, [b for b in branches if not _has_no_end(found[facts.pattern(b)])])
     found = {
         pattern: each for pattern, each in found.items() if not any(end.startswith(f"{pattern}.") for end in spans)
@@ -33,8 +37,12 @@ def derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], lo
         alike = {facts.pattern(n): a for way in ways for n, a in way.axes.items()}
         if not why and any(alike[facts.pattern(n)] != a for way in ways for n, a in way.axes.items()):
             why = "its layers differ"
-        if not why and len({way.groups for way in ways}) > 1:
+        if not why and len({way.groups for way in ways if _has_keys(way)}) > 1:
             why = "its layers differ in the number of key heads"
+        if not why and len({way.units for way in ways} - {0}) > 1:
+            why = "its layers differ in the number of heads of a mixer"
+        if not why and any(_differ(facts, one, other) for one in ways for other in ways):
+            why = "its layers differ in what they count"
         if why:
             whole[pattern] = why
             for fqn in (b for b in branches if facts.pattern(b) == pattern):
@@ -45,7 +53,7 @@ def derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], lo
     for way in accepted:
         roles |= {facts.pattern(n): axes for n, axes in way.axes.items()}
         for name, of in way.counted.items():
-            counted[facts.pattern(name)] = {a: (facts.pattern(m), fixed) for a, (m, fixed) in of.items()}
+            counted.setdefault(facts.pattern(name), {}).update(_in_words(facts, of))
     roles |= _others(model, facts, roles)
     ends = _ends(model, watch, blocks)
     begin, end = ends if can_be_cut(model, watch, blocks, logits) else ((), ())
@@ -65,6 +73,7 @@ def derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], lo
     widths = {call.q[-1] for call in watch.attended.values()}
     simple = len(attention) == 1 and len(widths) == 1
     groups = min((way.groups for way in accepted), default=HEADS)
+    units = max((way.units for way in accepted), default=0)
     readers = {end: each.reader and facts.pattern(each.reader) for end, (each, *_) in spans.items()}
     return attrs.evolve(
         facts,
@@ -76,7 +85,7 @@ def derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], lo
         counted=counted,
         biases=tuple(dict.fromkeys(facts.pattern(n) for way in accepted for n in way.biases)),
         spans={end: (reader, spans[end][0].axis) for end, reader in readers.items()},
-        widths=_widths(model, facts, roles, {"heads": HEADS, "kv_heads": groups}),
+        widths=_widths(model, facts, roles, Division({}, groups=groups, units=units).sizes),
         queries={facts.pattern(n): q for way in accepted for n, q in _queries(model, way).items()},
         attention=attention.pop() if simple else None,
         head_width=max(widths, default=1),
@@ -105,6 +114,21 @@ def _queries(model: nn.Module, way: Division) -> dict[str, int]:
     (q,) = heads
     rows = (HEADS + 2 * way.groups) * q
     return {n: q for n, axes in way.axes.items() if axes[:1] == ("kv_heads",) and of[n].shape[0] == rows}
+
+
+def _in_words(facts: ModelFacts, of: dict[str, tuple[str, int, int]]) -> dict[str, tuple[str, int, int]]:
+    return {attribute: (facts.pattern(matrix), fixed, own) for attribute, (matrix, fixed, own) in of.items()}
+
+
+def _differ(facts: ModelFacts, one: Division, other: Division) -> bool:
+    """Whether layers of two kinds, whose modules have the same names, count the same by attributes otherwise."""
+    first, second = ({facts.pattern(n): _in_words(facts, of) for n, of in d.counted.items()} for d in (one, other))
+    both = ((first[n], second[n]) for n in first.keys() & second.keys())
+    return any(mine[a] != others[a] for mine, others in both for a in mine.keys() & others.keys())
+
+
+def _has_keys(way: Division) -> bool:
+    return way.groups != HEADS or any(name_of(axis) == "heads" for axes in way.axes.values() for axis in axes)
 
 
 def _has_no_end(answers: list[Roles]) -> bool:

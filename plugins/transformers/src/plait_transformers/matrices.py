@@ -20,6 +20,11 @@ def widths_of(module: Any) -> tuple[int, int]:
     return shape[::-1] if isinstance(module, nn.Linear) else shape
 
 
+def rows_of(matrix: Any) -> int:
+    """How many elements it returns."""
+    return widths_of(matrix)[1]
+
+
 class AnyWidth:
     """Mixed into transformers' Conv1D, which gives its result the width that its constructor got."""
 

@@ -6,6 +6,7 @@ from plait import ModelSpec, PlaitError, UnequalParts
 from plait.ops import Flops
 from plait_transformers.attention import Inner
 from plait_transformers.facts import ModelFacts
+from plait_transformers.fitted import fitted, sizes_of
 from plait_transformers.init import patterns, recorded
 from plait_transformers.proof import facts_of
 from plait_transformers.shrink import VISITED
@@ -14,10 +15,10 @@ from plait_transformers.supposed import Axis, name_of
 
 def spec_of(model: Any) -> ModelSpec:
     """The spec of `model`, on any device. Raises PlaitError for a family that cannot be trained, saying why."""
-    facts = facts_of(model.config)
     named = dict(model.named_parameters())
+    facts = fitted(facts_of(model.config), named)
     axes = {facts.pattern(fqn): _axes(facts, fqn, param.dim()) for fqn, param in named.items()}
-    sizes = _sizes(facts, named, model.config)
+    sizes = sizes_of(facts, named, model.config.model_type)
     embedding = model.get_input_embeddings().weight
     tied = any(p is embedding for p in (getattr(model.get_output_embeddings(), "weight", None),))
     matrices = sum(_multiplied(p, axes[facts.pattern(fqn)], model.config) for fqn, p in named.items())
@@ -83,26 +84,3 @@ def _axes(facts: ModelFacts, fqn: str, dims: int) -> tuple[Axis, ...]:
     if axes is None or len(axes) != dims:
         raise PlaitError(f"model=transformers cannot derive the axes of {fqn!r}: a small copy of the model has no such")
     return axes
-
-
-def _sizes(facts: ModelFacts, named: dict[str, Any], config: Any) -> dict[str, int]:
-    """Heads are counted by their widths, which are those of the small copy."""
-    counts: dict[str, set[int]] = {}
-    joined = []
-    for fqn, param in named.items():
-        pattern = facts.pattern(fqn)
-        for axis, size in zip(facts.roles.get(pattern, ()), param.shape, strict=False):
-            if isinstance(axis, UnequalParts):
-                joined.append((axis, size))
-            elif (q := facts.queries.get(pattern)) is not None:
-                joined.append((UnequalParts((("heads", q), ("kv_heads", q), ("kv_heads", q))), size))
-            elif (name := name_of(axis)) in ("heads", "kv_heads"):
-                its = {size // width for width in facts.widths[pattern] if size % width == 0}
-                counts[name] = counts.get(name, its) & its
-    if any(len(heads) != 1 for heads in counts.values()):
-        raise PlaitError(f"model=transformers cannot train a {config.model_type} whose layers differ in heads")
-    sizes = {axis: min(heads) for axis, heads in counts.items()}
-    for axis, size in joined:  # what queries leave of its rows
-        wide = {name: sum(n for each, n in axis.parts if each == name) for name in ("heads", "kv_heads")}
-        sizes.setdefault("kv_heads", (size - sizes["heads"] * wide["heads"]) // wide["kv_heads"])
-    return sizes

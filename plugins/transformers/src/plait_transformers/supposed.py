@@ -18,6 +18,7 @@ from plait_transformers.watch import Call, Watch, proportional
 
 Axis = str | Packed | UnequalParts | None
 Axes = dict[str, tuple[Axis, ...]]  # FQN -> logical axes
+MIXER = "mixer_heads"  # heads or channels of a mixer
 
 # What the rows of a fused gate may be: parts one after another, or the rows of each unit together.
 GATES: tuple[Axis, ...] = (Packed("ffn", 2), "ffn")
@@ -33,7 +34,7 @@ class Division:
     across:      FQN of a module -> the axis of which it combines all units, such as a norm over all heads.
     elementwise: parameters each of whose elements acts on its own unit alone, such as a sink per head.
     counted:     modules that count heads by attributes of their own.
-    groups:      key and value heads of the small copy.
+    groups:      key and value heads of the small copy. units: heads, or channels, of a mixer there.
     biases:      parameters that are added once to a sum over what is divided, and are not beside an nn.Linear's weight.
     """
 
@@ -43,6 +44,30 @@ class Division:
     counted: Counts = attrs.Factory(dict)
     groups: int = HEADS
     biases: tuple[str, ...] = ()
+    units: int = 0
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Axis -> how many units the small copy has of it."""
+        return {"heads": HEADS, "kv_heads": self.groups, **({MIXER: self.units} if self.units else {})}
+
+
+def moved(division: Division, of: str, to: str) -> Division:
+    """`division` of the branch `of`, with the names of the branch `to`."""
+
+    def name(fqn: str) -> str:
+        return to + fqn.removeprefix(of) if fqn.startswith(of) else fqn
+
+    return attrs.evolve(
+        division,
+        axes={name(fqn): axes for fqn, axes in division.axes.items()},
+        across={name(fqn): axis for fqn, axis in division.across.items()},
+        elementwise=tuple(name(fqn) for fqn in division.elementwise),
+        counted={
+            name(fqn): {attribute: (name(matrix), fixed, own) for attribute, (matrix, fixed, own) in counts.items()}
+            for fqn, counts in division.counted.items()
+        },
+    )
 
 
 def name_of(axis: Axis) -> str | None:

@@ -1,0 +1,98 @@
+"""Mixers of hybrids that tensor parallelism divides by heads or channels, against one process."""
+
+import pytest
+import torch
+from families import keys_of
+from test_families import check
+
+from plait import Packed, UnequalParts
+from plait_transformers import mixers, proof
+from plait_transformers.build import decoder
+from plait_transformers.proof import facts_of
+
+TENSORS = {"tensor_parallel": {"degree": 2}}
+DELTA = UnequalParts((("mixer_heads", 8), ("mixer_heads", 8), ("mixer_heads", 16)))  # two value heads for a key head
+MAMBA = UnequalParts((("mixer_heads", 8), ("mixer_heads", 8), (None, 16), ("mixer_heads", 1)))
+CONVOLVED = UnequalParts((("mixer_heads", 8), (None, 16)))
+DIVIDED = {  # family, part of a block -> axes of its parameters
+    ("qwen3_next", "linear_attn"): {
+        "in_proj_qkvz.weight": ("mixer_heads", "embed"),
+        "in_proj_ba.weight": ("mixer_heads", "embed"),
+        "conv1d.weight": (DELTA, None, None),
+        "A_log": ("mixer_heads",),
+        "dt_bias": ("mixer_heads",),
+        "norm.weight": (None,),
+        "out_proj.weight": ("embed", "mixer_heads"),
+    },
+    ("lfm2", "conv"): {
+        "in_proj.weight": (Packed("mixer_heads", 3), "embed"),
+        "conv.weight": ("mixer_heads", None, None),
+        "out_proj.weight": ("embed", "mixer_heads"),
+    },
+    ("bamba", "mamba"): {
+        "in_proj.weight": (MAMBA, "embed"),
+        "conv1d.weight": (CONVOLVED, None, None),
+        "conv1d.bias": (CONVOLVED,),
+        "A_log": ("mixer_heads",),
+        "D": ("mixer_heads",),
+        "dt_bias": ("mixer_heads",),
+        "norm.weight": (None,),
+        "out_proj.weight": ("embed", "mixer_heads"),
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    proof._facts.cache_clear()
+    yield
+    proof._facts.cache_clear()
+
+
+def built(kind, **more):
+    with torch.device("meta"):
+        return decoder(config={**keys_of(kind), **more})
+
+
+@pytest.mark.parametrize(("kind", "part"), DIVIDED)
+def test_axes_of_a_mixer(kind, part):
+    axes, prefix = built(kind).spec().axes, f"model.layers.*.{part}."
+    found = {name.removeprefix(prefix): its for name, its in axes.items() if name.startswith(prefix)}
+    assert found == DIVIDED[kind, part]
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "why"),
+    [
+        ("mamba", "backbone.layers.*.mixer", "changes what the others do"),
+        ("falcon_h1", "model.layers.*.mamba", "its buffer 'mup_vector' has values for each head"),
+    ],
+)
+def test_what_does_not_divide_stays_whole(kind, part, why):
+    assert why in facts_of(built(kind).config).whole[part]
+
+
+def test_heads_are_counted_at_any_size():
+    """Of Qwen3-Next's usual sizes: 16 key heads, 32 value heads."""
+    with torch.device("meta"):
+        spec = decoder(config={"model_type": "qwen3_next", "num_hidden_layers": 4, "vocab_size": 64}).spec()
+    assert spec.sizes["mixer_heads"] == 16
+
+
+def test_a_wrong_order_of_channels_stays_whole(monkeypatch):
+    """As if a rank had its share of all channels, not of each part: the halves do not add up."""
+    right = mixers._axis
+    monkeypatch.setattr(mixers, "_axis", lambda parts: "mixer_heads" if len(parts) > 1 else right(parts))
+    assert "model.layers.*.linear_attn" in facts_of(built("qwen3_next").config).whole
+
+
+@pytest.mark.parametrize("kind", ["lfm2", pytest.param("qwen3_next", marks=pytest.mark.slow)])
+def test_gradients_are_those_of_one_process(kind, plait_ranks):
+    check(plait_ranks, kind, TENSORS, 2, documents=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text", "olmo_hybrid", "lfm2", "bamba", "nemotron_h"])
+def test_beside_fsdp2(kind, documents, plait_ranks):
+    check(plait_ranks, kind, {**TENSORS, "fsdp2": {}}, 4, documents=documents)
