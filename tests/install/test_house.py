@@ -175,6 +175,26 @@ def code_lines(path: Path) -> int:
     return sum(bool(line.strip()) and not line.strip().startswith("#") and i not in prose for i, line in lines)
 
 
+STEPS = {  # who steps an optimizer, and why not by Applied.step
+    "core/plait/parallel/applied.py": "the step",
+    "core/plait/train/rehearsal.py": "a rehearsal: whether the optimizer can step",
+    "core/plait/train/optimizer_trials.py": "a rehearsal: what the optimizer computes of shards",
+    "plugins/plan/src/plait_plan/tracing/step.py": "a rehearsal: its states, before the step that is traced",
+    "plugins/testing/src/plait_testing/foreign/runs.py": "a step of other people's code, which plait verify compares",
+}
+
+
+def test_nobody_else_steps_an_optimizer():
+    calls = [
+        str(file.relative_to(ROOT))
+        for file in (*core_files(), *ROOT.glob("plugins/*/src/**/*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step"
+        if "optimizer" in ast.unparse(node.func.value)
+    ]
+    assert sorted(calls) == sorted(STEPS)  # each of them once
+
+
 def test_what_runs_a_training_step_stays_small():
     """All that importing the trainer brings: strategies, mesh, set-up, the loop, and its saves and numbers.
 

@@ -25,7 +25,7 @@ def told(losses, patience=None, keep_best=True, steps=100, best=None):
         validation: Any = Validations(trainer)  # a restarted run has only what checkpoints hold
         validation._losses = {10 * number: {"": loss}}.__getitem__
         assert validation.due(10 * number)
-        assert validation.columns(10 * number) == pytest.approx({"val_loss": loss}, nan_ok=True)
+        assert validation.validate(10 * number) == pytest.approx({"val_loss": loss}, nan_ok=True)
         gained += [10 * number] * validation.gained
         if validation.end is not None:
             return gained, 10 * number, checkpoints.best
@@ -56,7 +56,7 @@ def test_the_loss_of_a_run_is_the_mean_of_its_sets():
     trainer: Any = SimpleNamespace(config=config, watch=Together(), checkpoints=None)
     validation: Any = Validations(trainer)
     validation._losses = lambda step: {"a": 1.0, "b": 2.0}
-    assert validation.columns(40) == {"val_loss": 1.5, "val_loss/a": 1.0, "val_loss/b": 2.0}
+    assert validation.validate(40) == {"val_loss": 1.5, "val_loss/a": 1.0, "val_loss/b": 2.0}
 
 
 def test_no_checkpoint_is_the_best_before_a_loss_is_finite(tmp_path):

@@ -32,8 +32,8 @@ def learning_rate(schedule: Schedule, lr: float, step: int, steps: int) -> float
     if step < start or steps <= start:
         return lr
     x = (step - start + 1) / (steps - start)
-    shape = {"linear": 1 - x, "cosine": 0.5 * (1 + math.cos(math.pi * x)), "sqrt": 1 - math.sqrt(x)}[schedule.decay]
-    return lr * (schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * shape)
+    left = {"linear": 1 - x, "cosine": 0.5 * (1 + math.cos(math.pi * x)), "sqrt": 1 - math.sqrt(x)}[schedule.decay]
+    return lr * (schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * left)
 
 
 @functools.lru_cache

@@ -70,7 +70,7 @@ class Trainer:
         more: Any = {"schedule": config.schedule, "saved": config.checkpoint.enabled, "rounding": self._rounding}
         make = functools.partial(make_optimizer, config.optimizer, **more)
         self.optimizer = self.applied.optimizer(make)
-        self._rates = [group.get("lr", config.optimizer["lr"]) for group in self.optimizer.param_groups]
+        self._peak_rates = [group.get("lr", config.optimizer["lr"]) for group in self.optimizer.param_groups]
         dp = self.mesh.rank_and_size("batch")  # this data rank, of how many
         self.global_batch_size = accumulation(config, dp[1]) * train.local_batch_size * dp[1]
         source = build_source(config.data)
@@ -146,16 +146,17 @@ class Trainer:
                     self._report(previous)
                 previous = now
                 if validation.due(self.step):
-                    previous.extra |= validation.columns(self.step)
+                    previous.extra |= validation.validate(self.step)
                     previous.add(self.run.take_logged())
                     self.ended_by = self.ended_by or validation.end
-                stopping = is_last = self.step == steps or stopping or validation.end is not None
+                is_last = self.step == steps or stopping or validation.end is not None
+                stopping = is_last
                 saves = is_last or self._due or validation.gained or bool(every and self.step % every == 0)
-                where = save.enabled and saves, not is_last and self.checkpoints.copies_at(self.step)
-                if any(where):
+                on_disk, in_memory = save.enabled and saves, not is_last and self.checkpoints.copies_at(self.step)
+                if on_disk or in_memory:
                     self.watch.doing(f"the checkpoint of step {self.step}")
                     report = functools.partial(self._report, previous)
-                    self.checkpoints.save(self.step, self.tokens, self.samples, report, *where)
+                    self.checkpoints.save(self.step, self.tokens, self.samples, report, on_disk, in_memory)
                     previous = None
                 if collect and self.step % collect == 0:
                     gc.collect(1)
@@ -181,10 +182,10 @@ class Trainer:
         began, train = time.perf_counter(), self.config.train
         taken = self.batches.after(self.samples, 1) - self.samples, self.batches.row_at(self.samples)
         batch = self.batches.take(self.samples, last=self.step + 1 == train.steps)
-        of = functools.partial(learning_rate, self.config.schedule, step=self.step, steps=train.steps)
-        lr = of(self.config.optimizer["lr"])
-        for group, peak in zip(self.optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = of(peak)
+        rate_of = functools.partial(learning_rate, self.config.schedule, step=self.step, steps=train.steps)
+        lr = rate_of(self.config.optimizer["lr"])
+        for group, peak in zip(self.optimizer.param_groups, self._peak_rates, strict=True):
+            group["lr"] = rate_of(peak)
         if self._rounding:
             self._rounding.step = self.step
         data_seconds, before, signals = 0.0, 0.0, list[int]()

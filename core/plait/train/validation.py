@@ -84,7 +84,7 @@ class Validations:
         self.gained = False
         return bool(self.conf.interval) and (step % self.conf.interval == 0 or step == self.trainer.config.train.steps)
 
-    def columns(self, step: int) -> dict[str, float]:
+    def validate(self, step: int) -> dict[str, float]:
         """Validates after `step`. Returns what the step's row says of it: `val_loss`, and with named sets the
         `val_loss/NAME` of each, of which `val_loss` is the mean."""
         losses = self._losses(step)

@@ -33,7 +33,7 @@ def wrap(options: "Fsdp2", model: nn.Module, mesh: Mesh, spec: ModelSpec, precis
         if options.cpu_offload
         else OffloadPolicy(),
     }
-    dense, travellers = _gradient_ranks(mesh), Traveller.all_in(model)
+    dense, travellers = _gradient_mesh(mesh), Traveller.all_in(model)
     units: list[list[nn.Module]] = []  # of each unit what is gathered separately, in the order of use
 
     def unit(modules: Iterable[nn.Module], inside: Iterable[nn.Module], last: bool) -> list[nn.Module]:
@@ -97,7 +97,7 @@ def _shard(modules: list[nn.Module], mesh: DeviceMesh, reshard: bool, common: di
         )
 
 
-def _gradient_ranks(mesh: Mesh, param: nn.Parameter | None = None) -> DeviceMesh:
+def _gradient_mesh(mesh: Mesh, param: nn.Parameter | None = None) -> DeviceMesh:
     """The mesh of the ranks over which torch sums a gradient; never None, because fsdp2's own axes are among them."""
     data = mesh.data(param, outer="dp_replicate")
     assert data is not None
@@ -112,7 +112,7 @@ def _modules_on_views(modules: Iterable[nn.Module], mesh: Mesh) -> list[tuple[nn
         params = list(module.parameters())
         views = {mesh.view_of(p) for p in params}
         if len(views) == 1 and None not in views:
-            on_views.append((module, _gradient_ranks(mesh, params[0])))
+            on_views.append((module, _gradient_mesh(mesh, params[0])))
         elif len(views) > 1:
             on_views += _modules_on_views(module.children(), mesh)
     return on_views
