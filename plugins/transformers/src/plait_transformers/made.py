@@ -16,7 +16,7 @@ MAKERS = {"empty", "empty_like", "zeros", "zeros_like", "ones", "ones_like", "fu
 DRAWS = {"rand", "rand_like", "randn", "randn_like", "uniform_", "normal_", "exponential_"}
 # Whose result for a row of a tensor is that row of the result.
 ELEMENTWISE = {"add", "sub", "rsub", "mul", "div", "truediv", "neg", "exp", "log", "expm1", "log1p", "sqrt", "clamp"}
-ELEMENTWISE |= {"clamp_min", "clamp_max", "abs", "pow", "float", "to", "rsqrt", "reciprocal"}
+ELEMENTWISE |= {"clamp_min", "clamp_max", "abs", "pow", "float", "to", "rsqrt", "reciprocal", "erfinv"}
 
 
 @attrs.frozen
