@@ -17,7 +17,7 @@ from plait.records.run_folder import RunFolder
 if TYPE_CHECKING:
     from plait.check.checked import Checked
 
-WEIGHTS = "or start a new run from its weights with checkpoint.init_from"
+WEIGHTS = "set another run.name to start afresh, or start from its weights with checkpoint.init_from"
 
 
 def check_data(manifest: Manifest, checked: "Checked") -> None:
