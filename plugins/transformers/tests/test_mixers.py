@@ -72,6 +72,7 @@ def test_what_does_not_divide_stays_whole(kind, part, why):
     assert why in facts_of(built(kind).config).whole[part]
 
 
+@pytest.mark.slow
 def test_heads_are_counted_at_any_size():
     """Of Qwen3-Next's usual sizes: 16 key heads, 32 value heads."""
     with torch.device("meta"):
