@@ -10,6 +10,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 
+@pytest.fixture
+def fresh():
+    """Nothing is known of a family from another test, nor kept for one."""
+    from plait_transformers import proof
+
+    proof._facts.cache_clear()
+    yield
+    proof._facts.cache_clear()
+
+
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
     """kind -> (folder of the model, photos, folder for model.images, file of conversations); each made once."""

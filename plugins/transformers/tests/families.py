@@ -85,6 +85,12 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
+def built(kind: str, **more: Any) -> Any:
+    """The small model of the family `kind` on meta, with the keys `more` over its own."""
+    with torch.device("meta"):
+        return decoder(config={**keys_of(kind), **more})
+
+
 def keys_of(kind: str) -> dict[str, Any]:
     """`model.config` of a small model of the family `kind`."""
     from transformers import CONFIG_MAPPING

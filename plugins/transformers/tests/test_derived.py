@@ -3,7 +3,7 @@
 import attrs
 import pytest
 import torch
-from families import keys_of
+from families import built, keys_of
 
 from plait import Packed, UnequalParts, transform_param
 from plait.testing import raises_about
@@ -11,6 +11,8 @@ from plait_transformers import attention, branch, called, derived, proof, suppos
 from plait_transformers.build import decoder
 from plait_transformers.proof import facts_of
 from plait_transformers.watch import watching
+
+pytestmark = pytest.mark.usefixtures("fresh")
 
 PARTS = Packed("ffn", 2)
 LLAMA = {
@@ -27,18 +29,6 @@ LLAMA = {
     "model.norm.weight": ("embed",),
     "lm_head.weight": ("vocab", "embed"),
 }
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    proof._facts.cache_clear()
-    yield
-    proof._facts.cache_clear()
-
-
-def built(kind, **more):
-    with torch.device("meta"):
-        return decoder(config={**keys_of(kind), **more})
 
 
 def test_the_spec_of_llama():

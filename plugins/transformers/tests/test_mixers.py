@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from families import keys_of
+from families import built
 from test_families import check
 
 from plait import Packed, UnequalParts
-from plait_transformers import mixers, proof
+from plait_transformers import mixers
 from plait_transformers.build import decoder
 from plait_transformers.proof import facts_of
+
+pytestmark = pytest.mark.usefixtures("fresh")
 
 TENSORS = {"tensor_parallel": {"degree": 2}}
 DELTA = UnequalParts((("mixer_heads", 8), ("mixer_heads", 8), ("mixer_heads", 16)))  # two value heads for a key head
@@ -40,18 +42,6 @@ DIVIDED = {  # family, part of a block -> axes of its parameters
         "out_proj.weight": ("embed", "mixer_heads"),
     },
 }
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    proof._facts.cache_clear()
-    yield
-    proof._facts.cache_clear()
-
-
-def built(kind, **more):
-    with torch.device("meta"):
-        return decoder(config={**keys_of(kind), **more})
 
 
 @pytest.mark.parametrize(("kind", "part"), DIVIDED)

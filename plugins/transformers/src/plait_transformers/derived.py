@@ -21,9 +21,9 @@ def derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], lo
     firsts: dict[str, tuple[str, Division]] = {}
     for fqn in branches:
         pattern = facts.pattern(fqn)
-        roles_of = divided(fqn, model.get_submodule(fqn), watch, firsts.get(pattern))
-        found.setdefault(pattern, []).append(roles_of)
-        firsts.setdefault(pattern, (fqn, roles_of.division))
+        its = divided(fqn, model.get_submodule(fqn), watch, firsts.get(pattern))
+        found.setdefault(pattern, []).append(its)
+        firsts.setdefault(pattern, (fqn, its.division))
     spans = _spans(model, facts, watch, [b for b in branches if not _has_no_end(found[facts.pattern(b)])])
     found = {
         pattern: each for pattern, each in found.items() if not any(end.startswith(f"{pattern}.") for end in spans)
@@ -53,7 +53,7 @@ def derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], lo
     for way in accepted:
         roles |= {facts.pattern(n): axes for n, axes in way.axes.items()}
         for name, of in way.counted.items():
-            counted.setdefault(facts.pattern(name), {}).update(_in_words(facts, of))
+            counted.setdefault(facts.pattern(name), {}).update(_by_pattern(facts, of))
     roles |= _others(model, facts, roles)
     ends = _ends(model, watch, blocks)
     begin, end = ends if can_be_cut(model, watch, blocks, logits) else ((), ())
@@ -116,13 +116,13 @@ def _queries(model: nn.Module, way: Division) -> dict[str, int]:
     return {n: q for n, axes in way.axes.items() if axes[:1] == ("kv_heads",) and of[n].shape[0] == rows}
 
 
-def _in_words(facts: ModelFacts, of: dict[str, tuple[str, int, int]]) -> dict[str, tuple[str, int, int]]:
+def _by_pattern(facts: ModelFacts, of: dict[str, tuple[str, int, int]]) -> dict[str, tuple[str, int, int]]:
     return {attribute: (facts.pattern(matrix), fixed, own) for attribute, (matrix, fixed, own) in of.items()}
 
 
 def _differ(facts: ModelFacts, one: Division, other: Division) -> bool:
     """Whether layers of two kinds, whose modules have the same names, count the same by attributes otherwise."""
-    first, second = ({facts.pattern(n): _in_words(facts, of) for n, of in d.counted.items()} for d in (one, other))
+    first, second = ({facts.pattern(n): _by_pattern(facts, of) for n, of in d.counted.items()} for d in (one, other))
     both = ((first[n], second[n]) for n in first.keys() & second.keys())
     return any(mine[a] != others[a] for mine, others in both for a in mine.keys() & others.keys())
 

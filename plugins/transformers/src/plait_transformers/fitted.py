@@ -28,7 +28,7 @@ def fitted(facts: ModelFacts, named: Mapping[str, Tensor]) -> ModelFacts:
     if counts is None or len(counts) == 1:
         return facts
     mixing = {m for m in facts.mixers if any(f.startswith(f"{m}.") and _is_of_mixer(a) for f, a in facts.roles.items())}
-    why = "in all its layers together, its heads are not those of the small copy"
+    why = "its heads are not as wide as in the small copy of the model, or not equally wide in all layers"
     return attrs.evolve(
         facts,
         roles={fqn: tuple(None if _is_of_mixer([a]) else a for a in axes) for fqn, axes in facts.roles.items()},

@@ -33,8 +33,8 @@ class StaysWhole(Exception):
 def of_mixer(
     fqn: str, branch: nn.Module, call: Call, readers: Collection[str], writer: str, watch: Watch
 ) -> Iterator[Division]:
-    """How the mixer `fqn`, whose result the matrix `writer` writes, may be divided. Raises StaysWhole, if no rows
-    are of one head.
+    """How the mixer `fqn`, whose result the matrix `writer` writes, may be divided. Raises StaysWhole if no rows are of
+    one head, or a buffer has values for each.
 
     call: of the mixer, as seen in `watch`. readers: matrices that read the stream.
     """
@@ -52,10 +52,8 @@ def of_mixer(
             or any(not parts[name][1] for name in _reading_all(fqn, branch, {*readers, writer}, inner))
         ):
             continue
-        if reached.with_buffers(parts):
-            raise StaysWhole(
-                f"its buffer {reached.with_buffers(parts)!r} has values for each head, and buffers are not divided"
-            )
+        if buffer := reached.divided_buffer(parts):
+            raise StaysWhole(f"its buffer {buffer!r} has values for each head, and buffers are not divided")
         parts = {name: each for name, each in parts.items() if not any(name.startswith(f"{norm}.") for norm in alone)}
         axes, vectors = _axes(fqn, branch, own, parts)
         for counted in _counting(fqn, branch, parts, units, of, alone):
@@ -118,8 +116,8 @@ class _Reached:
         known = {name: each for name, each in found.items() if each is not None}
         return known if len(known) == len(found) and any(parts for _, parts in known.values()) else None
 
-    def with_buffers(self, parts: Mapping[str, tuple[int, Parts]]) -> str:
-        """A buffer that has parts."""
+    def divided_buffer(self, parts: Mapping[str, tuple[int, Parts]]) -> str:
+        """The name of a buffer that has parts; "" if none has."""
         return next((name for name, (_, its) in parts.items() if name in self._buffers and its), "")
 
     def _parts(self, name: str, units: int) -> tuple[int, Parts] | None:
