@@ -31,7 +31,7 @@ If the model derives its spec itself, it shows how. Nothing is started and no me
 
 def run(args: "Namespace") -> int:
     from plait.commands.arguments import overrides_of
-    from plait.host import compose
+    from plait.compose.compose import compose
 
     print(report(compose(overrides_of(args)), args.world))
     return 0
@@ -39,7 +39,7 @@ def run(args: "Namespace") -> int:
 
 def report(config: "Config", world_size: int | None = None) -> str:
     """The text that `plait inspect` prints for the run of `config`."""
-    from plait.host import check
+    from plait.check.check import check
     from plait.parallel.apply import set_up
     from plait.parallel.assembly import assemble
     from plait.parallel.simulated import simulated

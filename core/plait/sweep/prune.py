@@ -13,7 +13,7 @@ def cannot_work(job: Job, config: Config) -> str:
 
     Notes what pruners report for sweeps in `job`. Raises PlaitError for one that answers with no text, and without any.
     """
-    from plait.host import check
+    from plait.check.check import check
 
     pruners = installed("pruner")
     if not pruners:

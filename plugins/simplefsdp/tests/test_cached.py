@@ -15,12 +15,11 @@ from torch import fx, nn
 
 from plait import Compile, Precision, Remat
 from plait.parallel.simulated import simulated
-from plait_simplefsdp import SimpleFsdp, cached, inductor
+from plait_simplefsdp import cached, inductor
 from plait_simplefsdp.estimate import Machine
 from plait_testing.trial import Trial
 
 OTHER = {  # of each field another value; a new field has to be added here
-    SimpleFsdp: {"shard": 2, "replicate": 2, "reshard_after_forward": "never", "passes": ["reorder", "bucket_block"]},
     Remat: {"mode": "full", "budget": 0.25, "blocks": {"steps.0": "full"}},
     Compile: {"enabled": True, "backend": "aot_eager", "mode": "max-autotune-no-cudagraphs", "fullgraph": False},
     Precision: {
@@ -53,7 +52,9 @@ class Two(nn.Module):
         return self.b(self.a(x))
 
 
-def key(world=2, model=None, owner="steps.0", number=0, expected=("all_gather",), blocks=("steps.0",), **changed):
+def key(
+    world=2, model=None, owner="steps.0", number=0, expected=("all_gather",), blocks=("steps.0",), passes=(), **changed
+):
     given = {cls: changed.get(cls.__name__, MACHINE if cls is Machine else cls()) for cls in OTHER}
     model = model or Two()
     graph = fx.symbolic_trace(model)
@@ -67,7 +68,7 @@ def key(world=2, model=None, owner="steps.0", number=0, expected=("all_gather",)
             graph,
             model,
             SimpleNamespace(config=config, device_type="cpu"),
-            options=given[SimpleFsdp],
+            passes=list(passes),
             machine=given[Machine],
             expected={"forward": set(expected)},
             blocks=list(blocks),
@@ -86,6 +87,7 @@ def test_whatever_a_graph_depends_on_changes_its_key(monkeypatch):
             )
     found["ranks"] = key(world=4)
     found["kinds of collectives"] = key(expected=())
+    found["passes"] = key(passes=("reorder",))
     found["blocks"] = key(blocks=("steps.1",))
     found["the block of a node"] = key(owner="steps.1")
     found["the parameter of a node"] = key(number=1)

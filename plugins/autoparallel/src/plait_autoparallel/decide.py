@@ -3,23 +3,21 @@
 import copy
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from plait import Cluster, PlaitError, Run, near_miss, planning
 from plait.host import rows_together
 from plait_autoparallel import file, words
 from plait_autoparallel.applied import apply, config_under
 from plait_autoparallel.constraints import Constraints
-
-if TYPE_CHECKING:
-    from plait_autoparallel import AutoParallel
+from plait_autoparallel.options import AutoParallelOptions
 
 KEY = "strategy.autoparallel"
 CONSTRAINTS = ("memory", "axes", "require", "forbid", "strategies")
 TRIES = 4  # searches, each with less memory, until the plan fits as a whole
 
 
-def decide(options: "AutoParallel", run: Run) -> None:
+def decide(options: AutoParallelOptions, run: Run) -> None:
     """Select strategies, batch and recomputation for `run`. Raises PlaitError for what does not fit."""
     if run.config.remat.mode == "budget":
         raise PlaitError(
@@ -37,7 +35,7 @@ def decide(options: "AutoParallel", run: Run) -> None:
         _search(options, run, blocks, kept)
 
 
-def _asked(options: "AutoParallel") -> dict[str, Any]:
+def _asked(options: AutoParallelOptions) -> dict[str, Any]:
     """The constraints of a search that are set."""
     return {name: value for name in CONSTRAINTS if (value := getattr(options, name)) is not None}
 
@@ -71,7 +69,7 @@ def _still_meant(plan: file.Text, run: Run, asked: dict[str, Any]) -> bool:
         return True  # `read` says what is wrong with it
 
 
-def _search(options: "AutoParallel", run: Run, blocks: list[str], kept: file.Text | None) -> None:
+def _search(options: AutoParallelOptions, run: Run, blocks: list[str], kept: file.Text | None) -> None:
     from plait_autoparallel.search import or_what_helps, search
     from plait_autoparallel.watch import Watch, to_console
 
@@ -118,7 +116,7 @@ def _search(options: "AutoParallel", run: Run, blocks: list[str], kept: file.Tex
     run.say(words.line(found, cluster, run.config.compile.enabled) + found_by + bound, said)
 
 
-def _given(options: "AutoParallel", run: Run) -> list[str]:
+def _given(options: AutoParallelOptions, run: Run) -> list[str]:
     """Keys, with their values, that leave the search less to choose, whether the user or a file sets them."""
     config, beside = run.config, ", ".join(name for name in run.strategies if name != "autoparallel")
     return [
@@ -208,7 +206,7 @@ def _samples(run: Run, kept: file.Text | None) -> int:
     return train.local_batch_size * run.world_size
 
 
-def _allowed(options: "AutoParallel", offered: dict[str, Any]) -> dict[str, Any]:
+def _allowed(options: AutoParallelOptions, offered: dict[str, Any]) -> dict[str, Any]:
     if options.strategies is None:
         return offered
     for name in options.strategies:

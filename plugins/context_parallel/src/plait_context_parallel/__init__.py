@@ -10,6 +10,7 @@ import attrs
 from attrs.validators import ge, in_
 
 from plait import MeshAxis, ModelSpec, PlaitError, Run, hookimpl
+from plait_context_parallel.dealt import Dealt
 from plait_context_parallel.fits import METHODS, ORDERS, check
 
 if TYPE_CHECKING:
@@ -28,17 +29,17 @@ class ContextParallel:
     phase = "model"
     claims = ("sequence",)
     trial = {"degree": 2}  # noqa: RUF012 - its options in the tests of others
-    dealt = 0  # tokens of a sequence that this rank was dealt last
-    documents = False  # whether they came with positions
-    fused = False  # whether the device has kernels for `ring`
 
     degree: int = attrs.field(default=2, validator=ge(1))
     method: str = attrs.field(default="gather", validator=in_(METHODS))
     order: str = attrs.field(default="zigzag", validator=in_(ORDERS))
 
+    def __attrs_post_init__(self) -> None:
+        self.dealt = Dealt()
+
     @hookimpl
     def build_mesh(self, run: Run) -> list[MeshAxis]:
-        check(self, run)
+        check(run, self.degree, self.method, self.order)
         return [MeshAxis("cp", self.degree, splits="sequence")]
 
     @hookimpl
@@ -51,9 +52,8 @@ class ContextParallel:
 
         from plait_context_parallel.order import Order
 
-        self.documents = positions is not None
         order = Order.on(mesh["cp"], self.order)
-        self.dealt = tokens.shape[1] // order.ranks
+        self.dealt.tokens, self.dealt.documents = tokens.shape[1] // order.ranks, positions is not None
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         return order.own(tokens), order.own(labels), order.own(positions)
@@ -65,12 +65,12 @@ class ContextParallel:
         from plait_context_parallel import fused
         from plait_context_parallel.divide import divide
 
-        if self.method == "ring" and self.degree > 1:
-            why = fused.trouble(mesh.device_type)
-            self.fused = not why
-            if why and dist.get_rank() == 0:
-                print(f"context_parallel: method=ring keeps scores, without torch's fused kernel: {why}", flush=True)
-        divide(self, model, mesh["cp"], spec)
+        if self.degree == 1:
+            return
+        why = fused.trouble(mesh.device_type) if self.method == "ring" else ""
+        if why and dist.get_rank() == 0:
+            print(f"context_parallel: method=ring keeps scores, without torch's fused kernel: {why}", flush=True)
+        divide(model, mesh["cp"], spec, self.dealt, self.method, self.order, not why)
 
 
 __all__ = ["ContextParallel", "PlaitError"]

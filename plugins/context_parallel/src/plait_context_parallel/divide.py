@@ -1,53 +1,52 @@
 """Gives a model's attention the whole sequence."""
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from plait import ModelSpec, PlaitError, mix_in
 from plait.ops import attend
+from plait_context_parallel.dealt import Dealt
 from plait_context_parallel.fits import KEY
 from plait_context_parallel.gather import Gathered, GatheredMask
 from plait_context_parallel.order import Order
 from plait_context_parallel.ring import Ring, RingMask
 from plait_context_parallel.ulysses import Ulysses, UlyssesMask
 
-if TYPE_CHECKING:
-    from plait_context_parallel import ContextParallel
-
 HOW = {"gather": (Gathered, GatheredMask), "ring": (Ring, RingMask), "ulysses": (Ulysses, UlyssesMask)}
 
 
-def divide(options: "ContextParallel", model: nn.Module, axis: Any, spec: ModelSpec) -> None:
-    """Change `model` in place. axis: 1-D DeviceMesh.
+def divide(
+    model: nn.Module, axis: Any, spec: ModelSpec, dealt: Dealt, method: str, order_name: str, fused: bool
+) -> None:
+    """Change `model` in place. axis: 1-D DeviceMesh. fused: whether the device has kernels for `ring`.
 
     Raises PlaitError if `gather` or `ring` would compute something other than the model's attention.
     """
-    if axis.size() == 1:
-        return
-    order = Order.on(axis, options.order)
-    model.register_forward_pre_hook(lambda model, args: _refuse_undealt(options, args[0]) if args else None)
-    attention, mask = HOW[options.method]
+    order = Order.on(axis, order_name)
+    model.register_forward_pre_hook(lambda model, args: _refuse_undealt(dealt, args[0]) if args else None)
+    attention, mask = HOW[method]
     documents = model.get_submodule(spec.documents) if spec.documents else None
     for fqn, inner in spec.attention_of(model).items():
-        if options.method != "ulysses":
-            _refuse_unlike(fqn, inner, documents, options.method)
-        _replace(inner, attention, axis, order, options)
+        if method != "ulysses":
+            _refuse_unlike(fqn, inner, documents, method)
+        _replace(inner, attention, axis, order, dealt)
+        inner.__dict__["_kernel"] = fused
     if documents is not None:
-        _replace(documents, mask, axis, order, options)
+        _replace(documents, mask, axis, order, dealt)
 
 
-def _replace(module: nn.Module, mixin: type, axis: Any, order: Order, options: "ContextParallel") -> None:
+def _replace(module: nn.Module, mixin: type, axis: Any, order: Order, dealt: Dealt) -> None:
     mix_in(module, mixin)
-    module.__dict__ |= {"_axis": axis, "_order": order, "_options": options}
+    module.__dict__ |= {"_axis": axis, "_order": order, "_dealt": dealt}
 
 
-def _refuse_undealt(options: "ContextParallel", tokens_BT: Tensor) -> None:
-    if tokens_BT.shape[1] != options.dealt:
+def _refuse_undealt(dealt: Dealt, tokens_BT: Tensor) -> None:
+    if tokens_BT.shape[1] != dealt.tokens:
         raise PlaitError(
-            f"the model got {tokens_BT.shape[1]} tokens of a sequence, and this rank was dealt {options.dealt}: with "
+            f"the model got {tokens_BT.shape[1]} tokens of a sequence, and this rank was dealt {dealt.tokens}: with "
             "context_parallel every batch goes through `applied.deal(batch)`"
         )
 

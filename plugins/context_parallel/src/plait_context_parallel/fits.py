@@ -1,12 +1,8 @@
 """Refuses what does not fit before any rank starts. Arithmetic only."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from plait import PlaitError, Run
-
-if TYPE_CHECKING:
-    from plait_context_parallel import ContextParallel
 
 KEY = "strategy.context_parallel"
 METHODS = ("gather", "ring", "ulysses")
@@ -30,16 +26,16 @@ def stretches(degree: int, order: str) -> int:
     return 2 * degree if order == "zigzag" else degree
 
 
-def check(options: "ContextParallel", run: Run) -> None:
+def check(run: Run, degree: int, method: str, order: str) -> None:
     """Raise PlaitError for sequences or heads that cannot be divided, and for a model that does not name attention."""
-    degree, length = options.degree, run.config.train.seq_len
-    parts = stretches(degree, options.order)
+    length = run.config.train.seq_len
+    parts = stretches(degree, order)
     if length % parts:
         low = length - length % parts
         fits = tuple(n for n in (low, low + parts) if n)
         raise PlaitError(
             f"train.seq_len={length} cannot be divided into {parts} equal stretches, as {KEY}.degree={degree} with "
-            f"{KEY}.order={options.order} needs; {' and '.join(map(str, fits))} would fit"
+            f"{KEY}.order={order} needs; {' and '.join(map(str, fits))} would fit"
         ).at("train.seq_len", length, fits=fits)
     if run.spec.attention is None:
         raise PlaitError(
@@ -52,7 +48,7 @@ def check(options: "ContextParallel", run: Run) -> None:
             "strategy out"
         ).at("strategy", "context_parallel")
     heads = run.spec.sizes.get("heads")
-    if options.method == "ulysses" and heads is not None and heads % degree:
+    if method == "ulysses" and heads is not None and heads % degree:
         fits = tuple(d for d in range(1, heads + 1) if heads % d == 0)
         raise PlaitError(
             f"{KEY}.degree={degree} does not divide the model's {heads} heads, as {KEY}.method=ulysses needs; degrees "

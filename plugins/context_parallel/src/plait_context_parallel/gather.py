@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from plait.ops import attend
+from plait_context_parallel.dealt import Dealt
 from plait_context_parallel.fits import KEYWORDS, refuse_keywords
 from plait_context_parallel.order import Order
 
@@ -20,7 +21,7 @@ class Gathered:
 
     _axis: Any
     _order: Order
-    _options: Any
+    _dealt: Dealt
 
     def forward(
         self,
@@ -35,7 +36,7 @@ class Gathered:
         refuse_keywords(how.keys() - set(KEYWORDS), "gather")
         order, tokens = self._order, q_BHTE.shape[2]
         if documents is None or documents.dim() == 2:  # nothing was prepared
-            documents = mask_of(documents if self._options.documents else None, order, tokens, q_BHTE.device)
+            documents = mask_of(documents if self._dealt.documents else None, order, tokens, q_BHTE.device)
         both = torch.cat([k_BKTE, v_BKTE], dim=-1)  # one collective for both
         both = order.whole(gathered(both, self._axis, dim=2), dim=2)
         k, v = both.split([k_BKTE.shape[-1], v_BKTE.shape[-1]], dim=-1)
@@ -54,10 +55,10 @@ class GatheredMask:
     """Mixed into the class of the module that makes masks of documents."""
 
     _order: Order
-    _options: Any
+    _dealt: Dealt
 
     def forward(self, positions_BT: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        given = positions_BT if self._options.documents else None
+        given = positions_BT if self._dealt.documents else None
         mask = mask_of(given, self._order, positions_BT.shape[1], positions_BT.device)
         if dtype is None:
             return mask

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from plait_context_parallel import fused
 from plait_context_parallel.collectives import passed_on, waited
+from plait_context_parallel.dealt import Dealt
 from plait_context_parallel.fits import refuse_keywords
 from plait_context_parallel.gather import visible
 from plait_context_parallel.order import Order
@@ -30,7 +31,8 @@ class Ring:
 
     _axis: Any
     _order: Order
-    _options: Any
+    _dealt: Dealt
+    _kernel: bool  # whether the device has one
 
     def forward(
         self,
@@ -48,11 +50,11 @@ class Ring:
         refuse_keywords(others, "ring")
         order = self._order
         if documents is not None and documents.dim() == 2:  # nothing was prepared
-            documents = begins(documents, order, self._options)
+            documents = begins(documents, order, self._dealt)
         first_BT = None if documents is None else documents[:, 0, :, 0]
         q_BKGTE = q_BHTE.unflatten(1, (k_BKTE.shape[1], -1))
         sinks_KG = None if sinks is None else sinks.unflatten(0, (k_BKTE.shape[1], -1))
-        plain = self._options.fused and first_BT is None and softcap is None and window is None
+        plain = self._kernel and first_BT is None and softcap is None and window is None
         kernel = plain and fused.fits(q_BHTE, v_BKTE)
         scores = Scores(q_BHTE.shape[-1] ** -0.5 if scale is None else scale, softcap, window, kernel)
         return _Ring.apply(q_BKGTE, k_BKTE, v_BKTE, sinks_KG, first_BT, order, self._axis, scores).flatten(1, 2)
@@ -62,15 +64,15 @@ class RingMask:
     """Mixed into the class of the module that makes masks of documents."""
 
     _order: Order
-    _options: Any
+    _dealt: Dealt
 
     def forward(self, positions_BT: Tensor, dtype: torch.dtype | None = None) -> Tensor | None:
-        return begins(positions_BT, self._order, self._options)
+        return begins(positions_BT, self._order, self._dealt)
 
 
-def begins(positions_BT: Tensor, order: Order, options: Any) -> Tensor | None:
+def begins(positions_BT: Tensor, order: Order, dealt: Dealt) -> Tensor | None:
     """The place at which the document of each of the rank's tokens begins, (B, 1, T, 1); None: a row is one."""
-    return order.begins(positions_BT)[:, None, :, None] if options.documents else None
+    return order.begins(positions_BT)[:, None, :, None] if dealt.documents else None
 
 
 class Scores(NamedTuple):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from plait import PlaitError
 from plait_context_parallel.collectives import exchanged, gathered
+from plait_context_parallel.dealt import Dealt
 from plait_context_parallel.fits import KEY, refuse_keywords
 from plait_context_parallel.order import Order
 
@@ -20,7 +21,7 @@ class Ulysses:
 
     _axis: Any
     _order: Order
-    _options: Any
+    _dealt: Dealt
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Any = None, **how: Any) -> Tensor:
         plain: Any = super()
@@ -39,7 +40,7 @@ class Ulysses:
         pieces = found.split([part[0].numel() for part in parts], dim=1)
         q, k, v = (self._whole(piece.view_as(part)) for piece, part in zip(pieces, parts, strict=True))
         if isinstance(documents, Tensor) and documents.dim() == 2:  # nothing was prepared
-            documents = whole(documents, self._order, self._axis) if self._options.documents else None
+            documents = whole(documents, self._order, self._axis) if self._dealt.documents else None
         if how.get("sinks") is not None:  # of this rank's heads
             how["sinks"] = how["sinks"].chunk(ranks)[self._axis.get_local_rank()]
         result = self._order.by_rank(plain.forward(q, k, v, documents, **how), dim=2)
@@ -55,11 +56,11 @@ class UlyssesMask:
 
     _axis: Any
     _order: Order
-    _options: Any
+    _dealt: Dealt
 
     def forward(self, positions_BT: Tensor, dtype: torch.dtype | None = None) -> Any:
         plain: Any = super()
-        if not self._options.documents:
+        if not self._dealt.documents:
             return None
         return plain.forward(whole(positions_BT, self._order, self._axis), dtype)
 

@@ -55,7 +55,13 @@ class Fsdp2:
             return  # nothing to gather or to sum, and the core casts
         if self.cpu_offload:
             run.storage_device = "cpu"
-        wrap(self, model, mesh, spec, run.config.precision)
+        wrap(
+            *(model, mesh, spec, run.config.precision),
+            reshard_after_forward=self.reshard_after_forward,
+            reshard_root=self.reshard_root,
+            prefetch=self.prefetch,
+            cpu_offload=self.cpu_offload,
+        )
 
 
 __all__ = ["Fsdp2", "PlaitError"]

@@ -1,7 +1,7 @@
 """Applies `fully_shard`, and sets how gradients are reduced."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,12 +15,19 @@ from plait_fsdp2.torch_internals import with_views_copied
 from plait_fsdp2.wire import Traveller, send_in_form
 from plait_fsdp2.worlds import OwnChunk, shared_meshes
 
-if TYPE_CHECKING:
-    from plait_fsdp2 import Fsdp2
-
 
 @shared_meshes()
-def wrap(options: "Fsdp2", model: nn.Module, mesh: Mesh, spec: ModelSpec, precision: Precision) -> None:
+def wrap(
+    model: nn.Module,
+    mesh: Mesh,
+    spec: ModelSpec,
+    precision: Precision,
+    *,
+    reshard_after_forward: str,
+    reshard_root: bool,
+    prefetch: int,
+    cpu_offload: bool,
+) -> None:
     """Make units of what stands before the blocks, of each block, and of what stands after them, then a group of the
     rest, which is the root's; in place.
 
@@ -29,16 +36,14 @@ def wrap(options: "Fsdp2", model: nn.Module, mesh: Mesh, spec: ModelSpec, precis
     """
     common: dict[str, Any] = {
         "mp_policy": MixedPrecisionPolicy(_dtype(precision.param), _dtype(precision.reduce)),
-        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
-        if options.cpu_offload
-        else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if cpu_offload else OffloadPolicy(),
     }
     dense, travellers = _gradient_mesh(mesh), Traveller.all_in(model)
     units: list[list[nn.Module]] = []  # of each unit what is gathered separately, in the order of use
 
     def unit(modules: Iterable[nn.Module], inside: Iterable[nn.Module], last: bool) -> list[nn.Module]:
         """last: backward needs it first, so nothing is gained by freeing it. Returns those that are one group."""
-        reshard = {"default": not last, "always": True, "never": False}[options.reshard_after_forward]
+        reshard = {"default": not last, "always": True, "never": False}[reshard_after_forward]
         inner = _modules_on_views(inside, mesh)
         for module, data in inner:
             _shard([module], data, reshard, common)
@@ -62,14 +67,14 @@ def wrap(options: "Fsdp2", model: nn.Module, mesh: Mesh, spec: ModelSpec, precis
     unit(after, after, last=True)
     for module, data in _modules_on_views(model.children(), mesh):
         if not isinstance(module, FSDPModule):
-            _shard([module], data, options.reshard_root, common)
-    _shard([model], dense, options.reshard_root, common)
+            _shard([module], data, reshard_root, common)
+    _shard([model], dense, reshard_root, common)
     _reduce_by_sum(model)
     send_in_form(model, travellers)
     if not tied:
         gather_again_if_kept(first)
-    if options.prefetch:
-        _prefetch(units, options.prefetch)
+    if prefetch:
+        _prefetch(units, prefetch)
 
 
 def _copy_views(module: nn.Module, args: Any, result: Any) -> Any:

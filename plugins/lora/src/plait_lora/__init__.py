@@ -6,16 +6,16 @@ Source: Hu et al., "LoRA", arXiv 2106.09685.
 from typing import TYPE_CHECKING
 
 import attrs
-from attrs.validators import ge, gt
 
 from plait import Export, ModelSpec, PlaitError, Run, hookimpl
+from plait_lora.options import LoraOptions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
 @attrs.define
-class Lora:
+class Lora(LoraOptions):
     """Matrices W in blocks with one of the axes `targets` compute W x + alpha / rank B (A x); only A and B train.
 
     `conf/strategy/lora.yaml` explains the options.
@@ -23,16 +23,6 @@ class Lora:
 
     phase = "model"
     trial = {"rank": 2, "random_base": True}  # noqa: RUF012 - its options in the tests of others
-
-    rank: int = attrs.field(default=8, validator=ge(1))
-    alpha: float = attrs.field(default=16.0, validator=gt(0))
-    targets: list[str] = attrs.field(factory=lambda: ["heads", "ffn"])
-    merge: bool = False
-    random_base: bool = False
-
-    @property
-    def scale(self) -> float:
-        return self.alpha / self.rank
 
     @hookimpl
     def configure(self, run: Run) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import torch
@@ -12,9 +12,7 @@ from torch.func import functional_call
 from plait import ModelSpec, Packed, PlaitError, UnequalParts, mix_in, transform_param
 from plait_lora.linear import Adapted, SeesAdapter
 from plait_lora.names import pair
-
-if TYPE_CHECKING:
-    from plait_lora import Lora
+from plait_lora.options import LoraOptions
 
 KEY = "strategy.lora"
 LOW_RANK = "low_rank"  # the logical axis between an adapter's two matrices
@@ -48,7 +46,7 @@ class AdapterFlops:
         return self.whole(seq_len) - matrices // 3 + 6 * self.adapters
 
 
-def adapt(options: "Lora", model: nn.Module, spec: ModelSpec) -> ModelSpec:
+def adapt(options: LoraOptions, model: nn.Module, spec: ModelSpec) -> ModelSpec:
     """Freeze `model` and add adapters to it, in place; returns the spec with their axes and initial values.
 
     A is drawn as the paper's code does (Kaiming uniform with a = sqrt 5: up to 1 / sqrt(D)), B is 0.
@@ -117,7 +115,7 @@ def _matrices(model: nn.Module, spec: ModelSpec) -> Iterator[tuple[str, Names]]:
             yield fqn, axes
 
 
-def _check(options: "Lora", model: nn.Module, chosen: list[str], matrices: dict[str, Names]) -> None:
+def _check(options: LoraOptions, model: nn.Module, chosen: list[str], matrices: dict[str, Names]) -> None:
     known = sorted(_axes(matrices.values()))
     for target in options.targets or ["nothing"]:
         if not any(target in axes for axes in matrices.values()):
@@ -149,7 +147,7 @@ def _axes(matrices: Iterable[Names]) -> set[str]:
     return {axis for its in matrices for axis in its if axis is not None} - {"embed", "experts"}
 
 
-def _try(options: "Lora", module: nn.Module, fqn: str, matrices: dict[str, Names]) -> None:
+def _try(options: LoraOptions, module: nn.Module, fqn: str, matrices: dict[str, Names]) -> None:
     """Run the experts once, on meta: raises PlaitError if they multiply by anything but `grouped_linear`."""
     held = {name: torch.empty_like(param, device="meta") for name, param in module.named_parameters()}
     weight = held[fqn.rpartition(".")[2]]

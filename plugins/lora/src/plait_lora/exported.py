@@ -1,7 +1,7 @@
 """What a run with adapters exports: the adapters alone, as peft names them, or the model with them added."""
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,14 +9,12 @@ from torch.distributed.tensor import DTensor
 
 from plait import Export, Run, held_indices, whole_tensor
 from plait_lora.names import SUFFIXES, pair
-
-if TYPE_CHECKING:
-    from plait_lora import Lora
+from plait_lora.options import LoraOptions
 
 PREFIX = "base_model.model."  # of peft's names
 
 
-def adapters(options: "Lora", state: dict[str, Tensor], run: Run) -> Export:
+def adapters(options: LoraOptions, state: dict[str, Tensor], run: Run) -> Export:
     """`adapter_model.safetensors` and `adapter_config.json`. Experts' stacks keep Plait's shape, which peft lacks."""
     tensors = {_renamed(fqn): tensor for fqn, tensor in state.items() if fqn.endswith(SUFFIXES)}
     modules = [fqn.removesuffix(f".{SUFFIXES[0]}") for fqn in run.added if fqn.endswith(f".{SUFFIXES[0]}")]
@@ -39,7 +37,7 @@ def _renamed(fqn: str) -> str:
 
 
 @torch.no_grad()
-def merged(options: "Lora", state: dict[str, Tensor], run: Run) -> Export:
+def merged(options: LoraOptions, state: dict[str, Tensor], run: Run) -> Export:
     """All weights, with W + scale B A for each adapted W: a plain model. A rank holds its part of those twice."""
     whole = {fqn: tensor for fqn, tensor in state.items() if not fqn.endswith(SUFFIXES)}
     for fqn, weight in whole.items():

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
-from attrs.validators import ge, in_, optional
 
 from plait import Choice, MeshAxis, ModelSpec, PlaitError, Run, StagePlan, divisors, hookimpl
-from plait_pipeline.fits import SCHEDULES, check, check_count, check_micro_batches
+from plait_pipeline.fits import check, check_count, check_micro_batches
+from plait_pipeline.options import PipelineOptions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @attrs.define(slots=False)
-class Pipeline:
+class Pipeline(PipelineOptions):
     """The model's blocks are divided over `degree` ranks.
 
     `conf/strategy/pipeline.yaml` explains the options.
@@ -31,16 +31,6 @@ class Pipeline:
     claims = ("stages",)
     trial = {"degree": 2}  # noqa: RUF012 - its options in the tests of others
     _steps = cast("Steps | None", None)  # without a type, so it is no option
-
-    degree: int = attrs.field(default=2, validator=ge(1))
-    schedule: str = attrs.field(default="1f1b", validator=in_(tuple(SCHEDULES)))
-    stages_per_rank: int | None = attrs.field(default=None, validator=optional(ge(1)))
-    layers_per_stage: list[int] | None = None
-
-    @property
-    def per_rank(self) -> int:
-        """The stages of each rank."""
-        return self.stages_per_rank or SCHEDULES[self.schedule].stages
 
     @hookimpl
     def build_mesh(self, run: Run) -> list[MeshAxis]:

@@ -1,29 +1,25 @@
 """Which blocks each stage has, and which stages each rank."""
 
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from torch import nn
 
 from plait import ModelSpec, stage
-from plait_pipeline.fits import SCHEDULES
-
-if TYPE_CHECKING:
-    from plait_pipeline import Pipeline
+from plait_pipeline.options import SCHEDULES, PipelineOptions
 
 
-def cut(options: "Pipeline", model: nn.Module, rank: int, spec: ModelSpec, seq_len: int) -> list[nn.Module]:
+def cut(options: PipelineOptions, model: nn.Module, rank: int, spec: ModelSpec, seq_len: int) -> list[nn.Module]:
     """The stages of `rank`, in the order in which data passes them."""
     ends = [0, *accumulate(blocks_of(options, model, spec, seq_len))]
     return [stage(model, spec, ends[number], ends[number + 1]) for number in stages_of(rank, options)]
 
 
-def blocks_of(options: "Pipeline", model: nn.Module, spec: ModelSpec, seq_len: int) -> list[int]:
+def blocks_of(options: PipelineOptions, model: nn.Module, spec: ModelSpec, seq_len: int) -> list[int]:
     """The number of blocks of each stage."""
     return options.layers_per_stage or balanced(*costs(model, spec, seq_len), options.degree * options.per_rank)
 
 
-def stages_of(rank: int, options: "Pipeline") -> list[int]:
+def stages_of(rank: int, options: PipelineOptions) -> list[int]:
     """The numbers of the stages of `rank`: every `degree`-th; with zbv one on the way down the ranks, one back up."""
     if SCHEDULES[options.schedule].v:
         return [rank, 2 * options.degree - 1 - rank]

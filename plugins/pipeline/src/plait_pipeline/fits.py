@@ -1,44 +1,12 @@
 """Refuses what does not fit before any rank starts. Arithmetic only."""
 
-from typing import TYPE_CHECKING
-
-import attrs
-
 from plait import PlaitError, Run
-
-if TYPE_CHECKING:
-    from plait_pipeline import Pipeline
+from plait_pipeline.options import SCHEDULES, PipelineOptions
 
 KEY = "strategy.pipeline"
 
 
-@attrs.frozen
-class TorchSchedule:
-    """name: of torch's class. several: whether ranks have several stages. fewest: micro-batches that it needs, in units
-    of `degree`; fewer run as in GPipe. split: whether gradients of weights come later than those of the stream. v:
-    whether a rank has two stages, one on the way down the ranks and one back up. stages: of a rank, by default."""
-
-    name: str
-    several: bool = False
-    fewest: int = 0
-    split: bool = False
-    v: bool = False
-
-    @property
-    def stages(self) -> int:
-        return 2 if self.several else 1
-
-
-SCHEDULES = {
-    "gpipe": TorchSchedule("ScheduleGPipe"),
-    "1f1b": TorchSchedule("Schedule1F1B", fewest=1),
-    "interleaved_1f1b": TorchSchedule("ScheduleInterleaved1F1B", several=True, fewest=1),
-    "zero_bubble": TorchSchedule("ScheduleInterleavedZeroBubble", several=True, fewest=1, split=True),
-    "zbv": TorchSchedule("ScheduleZBVZeroBubble", several=True, split=True, v=True),
-}
-
-
-def check(options: "Pipeline", run: Run) -> None:
+def check(options: PipelineOptions, run: Run) -> None:
     """Raise PlaitError for stages that the model's blocks cannot fill, and for too few micro-batches of a run."""
     schedule, per_rank = SCHEDULES[options.schedule], options.per_rank
     fits: tuple[int | None, ...] | str = (None, 2) if schedule.v else "at least 2" if schedule.several else (None, 1)
@@ -68,7 +36,7 @@ def check(options: "Pipeline", run: Run) -> None:
     check_micro_batches(options, run)
 
 
-def _check_split(options: "Pipeline", run: Run) -> None:
+def _check_split(options: PipelineOptions, run: Run) -> None:
     """Refuse what cannot compute gradients of weights later: they come from the graph that forward left."""
     whole = tuple(name for name, schedule in SCHEDULES.items() if not schedule.split)
     problem = f"{KEY}.schedule={options.schedule} computes the gradients of weights later than those of the stream"
@@ -84,7 +52,7 @@ def _check_split(options: "Pipeline", run: Run) -> None:
         ).at(f"{KEY}.schedule", options.schedule, fits=whole)
 
 
-def check_micro_batches(options: "Pipeline", run: Run, shares: int | None = None) -> None:
+def check_micro_batches(options: PipelineOptions, run: Run, shares: int | None = None) -> None:
     """Raise PlaitError if `plait train` would accumulate too few micro-batches on `shares` data ranks.
 
     shares: None if they are not known yet: then only what no number of them allows is refused. Other loops may pass
@@ -103,7 +71,7 @@ def check_micro_batches(options: "Pipeline", run: Run, shares: int | None = None
     check_count(options, run, found, rows, in_rounds=shares is not None)
 
 
-def check_count(options: "Pipeline", run: Run, found: int, rows: int, in_rounds: bool = True) -> None:
+def check_count(options: PipelineOptions, run: Run, found: int, rows: int, in_rounds: bool = True) -> None:
     """Raise PlaitError if `found` micro-batches are too few for the schedule, or not in equal rounds.
 
     rows: of one micro-batch on all data ranks.

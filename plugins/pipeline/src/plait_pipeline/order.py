@@ -1,7 +1,7 @@
 """What each rank runs in which order: of torch's schedules, for a plan."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,15 +10,12 @@ from torch.distributed import pipelining
 from plait import StageAction, StagePlan
 from plait.host import simulated
 from plait_pipeline.cut import stages_of
-from plait_pipeline.fits import SCHEDULES
-
-if TYPE_CHECKING:
-    from plait_pipeline import Pipeline
+from plait_pipeline.options import SCHEDULES, PipelineOptions
 
 NAMES = {"FORWARD": "forward", "FULL_BACKWARD": "backward", "BACKWARD_INPUT": "stream", "BACKWARD_WEIGHT": "weights"}
 
 
-def torch_name(options: "Pipeline", count: int) -> str:
+def torch_name(options: PipelineOptions, count: int) -> str:
     """The name of torch's class for `count` micro-batches: too few, or uneven rounds, run as in GPipe."""
     chosen = SCHEDULES[options.schedule]
     if count < chosen.fewest * options.degree or (chosen.several and count % max(count // options.degree, 1)):
@@ -30,7 +27,7 @@ def torch_class(name: str) -> Any:
     return getattr(pipelining, name, None) or getattr(pipelining.schedules, name)
 
 
-def stage_plan(options: "Pipeline", blocks: Iterable[int], micro: int) -> StagePlan:
+def stage_plan(options: PipelineOptions, blocks: Iterable[int], micro: int) -> StagePlan:
     """blocks: the number of each stage's."""
     name = torch_name(options, micro)
     if SCHEDULES[options.schedule].several:
@@ -51,7 +48,7 @@ def _one(degree: int, rank: int, micro: int, name: str) -> tuple[StageAction, ..
     return tuple(StageAction(kind, rank, i) for kind, i in order)
 
 
-def _several(options: "Pipeline", name: str, micro: int) -> tuple[tuple[StageAction, ...], ...]:
+def _several(options: PipelineOptions, name: str, micro: int) -> tuple[tuple[StageAction, ...], ...]:
     """torch computes the order when it makes a schedule."""
     count = options.degree * options.per_rank
     with simulated(options.degree):

@@ -1,7 +1,7 @@
 """Runs the micro-batches of a step through the stages, in the order of a schedule of torch's."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -9,12 +9,10 @@ from torch import Tensor, nn
 
 from plait import ModelSpec, PlaitError, stream_into
 from plait_pipeline.cut import stages_of
-from plait_pipeline.fits import KEY, SCHEDULES
+from plait_pipeline.fits import KEY
+from plait_pipeline.options import SCHEDULES, PipelineOptions
 from plait_pipeline.order import torch_class, torch_name
 from plait_pipeline.stage import Stage
-
-if TYPE_CHECKING:
-    from plait_pipeline import Pipeline
 
 LossOf = Callable[[int, Tensor], Tensor]
 
@@ -49,7 +47,7 @@ class Feed(nn.Module):
 class Steps:
     """The steps of one run on this rank. axis: 1-D DeviceMesh of the ranks that divide the layers."""
 
-    def __init__(self, options: "Pipeline", axis: Any, spec: ModelSpec) -> None:
+    def __init__(self, options: PipelineOptions, axis: Any, spec: ModelSpec) -> None:
         self._options, self._axis, self._spec = options, axis, spec
         self._group, self._rank = axis.get_group(), axis.get_local_rank()
         self._own = stages_of(self._rank, options)

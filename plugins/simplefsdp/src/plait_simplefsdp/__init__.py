@@ -79,4 +79,4 @@ class SimpleFsdp:
             return None  # the core's default, which recomputes block by block
         from plait_simplefsdp.compile import compile_whole
 
-        return compile_whole(self, model, mesh, spec, run)
+        return compile_whole(model, mesh, spec, run, self.reshard_after_forward, self.passes)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,30 +19,29 @@ from plait_simplefsdp.recompute import BLOCK
 from plait_simplefsdp.report import Report
 from plait_simplefsdp.torch_internals import aot_autograd, of_any_size, values_as_sizes
 
-if TYPE_CHECKING:
-    from plait_simplefsdp import SimpleFsdp
-
 Partition = Callable[..., tuple[GraphModule, GraphModule]]
 Planner = Callable[[Graph, str], dict[str, Any]]  # of a "forward", "backward" or "inference" graph, in place
 
 
-def compile_whole(options: "SimpleFsdp", model: nn.Module, mesh: Mesh, spec: ModelSpec, run: Run) -> nn.Module:
+def compile_whole(
+    model: nn.Module, mesh: Mesh, spec: ModelSpec, run: Run, reshard_after_forward: str, passes: list[str]
+) -> nn.Module:
     """The model's forward becomes one graph; hooks on the model itself stay outside."""
     backend = run.config.compile.backend
     blocks = spec.blocks_of(model)
     for fqn, block in blocks.items():
         block.forward = _named(block.forward, fqn)
     names = list(blocks)
-    again = set({"default": names[:-1], "always": names, "never": []}[options.reshard_after_forward])
+    again = set({"default": names[:-1], "always": names, "never": []}[reshard_after_forward])
     fused = backend == "inductor"
     partition = functools.partial(divide, blocks=names, again=again, remat=run.config.remat, fused=fused)
     report, machine, expected = Report(run), Machine.of(run.cluster), expected_in(model, mesh)
 
     def planner(graph: Graph, kind: str) -> dict[str, Any]:
-        return plan(graph, kind, options.passes, machine, expected["backward" if kind == "backward" else "forward"])
+        return plan(graph, kind, passes, machine, expected["backward" if kind == "backward" else "forward"])
 
     def known(gm: GraphModule) -> str | None:
-        return key_of(gm, model, run, options=options, machine=machine, expected=expected, blocks=names, again=again)
+        return key_of(gm, model, run, passes=passes, machine=machine, expected=expected, blocks=names, again=again)
 
     if fused:
         from plait_simplefsdp.inductor import of_inductor

@@ -36,7 +36,7 @@ class TensorParallel:
 
     @hookimpl
     def build_mesh(self, run: Run) -> list[MeshAxis]:
-        check(self, run)
+        check(run, self.degree, self.sequence_parallel, self.async_tp)
         axes, working = foreseen(run)
         refuse(axes, run.spec, working, self.sequence_parallel)
         return [MeshAxis("tp", self.degree, shards=SHARDED)]
@@ -49,7 +49,7 @@ class TensorParallel:
     def parallelize(self, model: "nn.Module", mesh: "Mesh", spec: ModelSpec, run: Run) -> None:
         from plait_tensor_parallel.shard import shard
 
-        shard(self, model, mesh, spec, run.config.precision)
+        shard(model, mesh, spec, run.config.precision, self.sequence_parallel, self.loss_parallel)
         if self.explicit:
             from plait_tensor_parallel.guard import forbid_hidden_movement
 

@@ -1,21 +1,17 @@
 """Refuses what does not fit before any rank starts. Arithmetic only."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from plait import ModelSpec, Packed, PlaitError, Run, UnequalParts, divisors, matches
-
-if TYPE_CHECKING:
-    from plait_tensor_parallel import TensorParallel
 
 SHARDED = ("heads", "kv_heads", "mixer_heads", "ffn", "vocab")  # the logical axes that are divided
 KEY = "strategy.tensor_parallel"
 Axes = tuple[str | None, ...]
 
 
-def check(options: "TensorParallel", run: Run) -> None:
+def check(run: Run, degree: int, sequence_parallel: bool, async_tp: bool) -> None:
     """Raise PlaitError for a degree that does not divide what it must, and for impossible options."""
-    degree, found = options.degree, units(run)
+    found = units(run)
     for axis, count in found:
         if not divides(axis, count, degree):
             fitting = [d for d in range(1, max(n for _, n in found) + 1) if all(divides(a, n, d) for a, n in found)]
@@ -24,18 +20,18 @@ def check(options: "TensorParallel", run: Run) -> None:
                 f"{', '.join(map(str, fitting))}"
             ).at(f"{KEY}.degree", degree, fits=fitting)
     length = run.config.train.seq_len
-    if options.sequence_parallel and length % degree:
+    if sequence_parallel and length % degree:
         raise PlaitError(
             f"train.seq_len={length} is not divisible by {KEY}.degree={degree}, as {KEY}.sequence_parallel=true needs; "
             f"{length - length % degree} and {length - length % degree + degree} would fit"
         ).at("train.seq_len", length, fits=(length - length % degree, length - length % degree + degree))
     outside = next(_mix_outside(run), None)
-    if options.sequence_parallel and outside is not None:
+    if sequence_parallel and outside is not None:
         raise PlaitError(
             f"{outside!r} of the model mixes tokens in no branch of its spec: with {KEY}.sequence_parallel=true a "
             "rank would see its share of a row there; false gives each rank all tokens"
         ).at(f"{KEY}.sequence_parallel", True, fits=(False,))
-    if options.async_tp:
+    if async_tp:
         compiling = run.config.compile
         if run.device_type != "cuda" or not compiling.enabled or compiling.backend != "inductor":
             raise PlaitError(

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import torch
@@ -28,9 +28,6 @@ from plait_tensor_parallel.first_forward import explain_first
 from plait_tensor_parallel.lookup import look_up_in_part
 from plait_tensor_parallel.stream import ResidualStream
 from plait_tensor_parallel.wrap import check_heads, summand, wide, wrap_forward, writable
-
-if TYPE_CHECKING:
-    from plait_tensor_parallel import TensorParallel
 
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 
@@ -58,9 +55,11 @@ class ParamDivision:
         return self.axis is not None and not self.used
 
 
-def shard(options: "TensorParallel", model: nn.Module, mesh: Mesh, spec: ModelSpec, precision: Precision) -> None:
+def shard(
+    model: nn.Module, mesh: Mesh, spec: ModelSpec, precision: Precision, on_sequence: bool, loss_parallel: bool
+) -> None:
     """Make every parameter a DTensor, give its module this rank's part of it, and connect branches to the stream."""
-    axis, on_sequence = mesh["tp"], options.sequence_parallel
+    axis = mesh["tp"]
     stream, reduce = ResidualStream(axis, on_sequence), getattr(torch, precision.reduce)
     places = {fqn: _places(fqn, module, mesh, spec) for fqn, module in model.named_modules()}
     branches, blocks = spec.branches_of(model), spec.blocks_of(model)
@@ -80,7 +79,7 @@ def shard(options: "TensorParallel", model: nn.Module, mesh: Mesh, spec: ModelSp
                 f"{fqn!r} normalises over an axis that tensor_parallel divides; a rank has only a part of it"
             )
         if branch is None and places[fqn]:
-            _join(module, fqn, places[fqn], stream, options.loss_parallel)
+            _join(module, fqn, places[fqn], stream, loss_parallel)
         matrices = [p.axes for p in places[fqn].values() if p.axis and len(p.axes) > 1]
         for name, place in places[fqn].items():
             once = place.axis is None and is_bias(_name(fqn, name), place.axes, matrices, spec)
