@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.compose.moved import current
 from plait.compose.recorded import TOKENIZER
 from plait.compose.stated import hints, lacks, may_define
 from plait.compose.targets import build_source, cannot, check_installed, options_of
@@ -67,7 +66,7 @@ def _check_node(node: Mapping[str, Any], key: str, complete: bool) -> None:
     """complete: whether all values must be there."""
     if not isinstance(node.get("_target_"), str):
         return  # `targets.target_of` says what is wrong
-    name = current(node["_target_"])
+    name = node["_target_"]
     check_installed(key, name)
     if why := lacks(name):
         raise cannot(node, key, why)

@@ -15,7 +15,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from plait.compose.moved import current
 from plait.contract.config import Config
 from plait.contract.kinds import KINDS
 from plait.strategies.registry import distributions, installed
@@ -80,7 +79,7 @@ def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def code_of(config: Config) -> list[str]:
     """Top-level names of the modules whose code this run uses, less torch's and Python's, whose versions suffice."""
     targets = [part.get("_target_", "") for part in (config.model, config.data, config.optimizer)]
-    names = {"plait", *(current(str(target)).partition(".")[0] for target in targets)}
+    names = {"plait", *(str(target).partition(".")[0] for target in targets)}
     for kind in KINDS.values():
         if kind.node:
             chosen, _, field = kind.node.partition(".")

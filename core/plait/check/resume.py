@@ -20,7 +20,6 @@ from plait.checkpoint.pieces import Damaged
 from plait.checkpoint.slot import Slot
 from plait.checkpoint.store import Manifest, Store
 from plait.checkpoint.sums import check_sums
-from plait.compose.moved import current
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.records import metrics
@@ -230,8 +229,7 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 def _flat(node: Any, key: str = "") -> dict[str, Any]:
     if not isinstance(node, Mapping):
-        named = key.endswith("._target_") and isinstance(node, str)
-        return {key: current(node) if named else list(node) if isinstance(node, tuple) else node}
+        return {key: list(node) if isinstance(node, tuple) else node}
     return {
         k: v for name, value in node.items() for k, v in _flat(value, f"{key}.{name}" if key else str(name)).items()
     }

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from plait.compose.foreign import unknown
-from plait.compose.moved import AbsentPackage, absent_option
 from plait.compose.quoting import advice, for_shell, quoted
+from plait.contract.absent import AbsentPackage, absent_option
 from plait.contract.cluster import Cluster
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError, near_miss

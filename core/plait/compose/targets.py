@@ -6,9 +6,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hydra.utils import instantiate
-
-from plait.compose.moved import absent_option, absent_target, current
 from plait.contract.errors import PlaitError, in_yaml, misfit, near_miss, no_default
 from plait.contract.exact import parameters_of
 from plait.contract.kinds import KINDS
@@ -39,13 +36,15 @@ def build_source(node: Mapping[str, Any], key: str = "data") -> Any:
 
 def make(node: Mapping[str, Any], key: str) -> Any:
     """What the `_target_` of `node` creates from the other keys. Raises PlaitError, naming `key`, if it cannot."""
+    from hydra.utils import instantiate  # an optimizer is made without
+
     target = target_of(node, key)
     for name, values in HYDRAS.items():
         if node.get(name, values[0]) not in values:
             raise misfit(f"{key}.{name}", node[name], " or ".join(map(in_yaml, values)))
     check_options(target, node, key)
     try:
-        return instantiate({"_convert_": "all", **node, "_target_": current(node["_target_"])})  # lists arrive as lists
+        return instantiate({"_convert_": "all", **node})  # lists arrive as lists
     except (Exception, SystemExit) as error:
         raise _made_not(node, key, error) from error
 
@@ -55,7 +54,6 @@ def target_of(node: Mapping[str, Any], key: str) -> Callable[..., Any]:
     name = node.get("_target_")
     if not name or not isinstance(name, str):
         raise misfit(f"{key}._target_", name, "the name of a class or function, such as my_package.MyModel")
-    name = current(name)
     check_installed(key, name)
     try:
         target = pkgutil.resolve_name(name)
@@ -70,6 +68,8 @@ def target_of(node: Mapping[str, Any], key: str) -> Callable[..., Any]:
 
 def check_installed(key: str, name: str) -> None:
     """Raises PlaitError if the target is in a package of ours that is not installed."""
+    from plait.contract.absent import absent_option, absent_target
+
     if absent := absent_target(key, name) or absent_option(key, name, _plugins_of(key)):
         raise absent
 

@@ -1,5 +1,8 @@
 """What is in a package that may be absent, such as a command: the sentence that says which to install."""
 
+from fnmatch import fnmatch
+from importlib.util import find_spec
+
 from plait.contract.errors import PlaitError, absent
 
 COMMANDS = {  # name -> distribution
@@ -16,6 +19,14 @@ COMMANDS = {  # name -> distribution
     "sample": "plait-use",
     "verify": "plait-testing",
 }
+OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {  # distribution -> group -> names, or patterns of names
+    "plait-data": {"data": ("chat", "hf", "masked", "mix", "pairs", "stdlib", "text")},
+    "plait-models": {"model": ("llama3_*", "qwen3_*", "deepseek_v3_*")},
+}
+
+
+class AbsentPackage(PlaitError):
+    """What a config asks for is in a package that is not installed; the sentence names it."""
 
 
 def absent_command(name: str) -> PlaitError | None:
@@ -32,3 +43,26 @@ def absent_name(name: str, module: str, error: ModuleNotFoundError) -> Exception
 
 class AbsentName(PlaitError, ImportError):
     """What `plait` exports is in a package that is not installed: code that does without may catch an ImportError."""
+
+
+def absent_option(group: str, option: str, others: list[str]) -> AbsentPackage | None:
+    """The error for the option if its package is not installed; None if it is in no such package. others: options of
+    this group that are installed."""
+    for distribution, groups in OPTIONS.items():
+        known_there = any(fnmatch(option, name) for name in groups.get(group, ()))
+        if known_there and not find_spec(_module(distribution)):
+            known = f"; installed: {', '.join(others)}" if others else ""
+            return AbsentPackage(absent(f"{group}={option}", distribution) + known).at(group, option, others or None)
+    return None
+
+
+def absent_target(key: str, target: str) -> AbsentPackage | None:
+    """The same for the `_target_` of the node `key`."""
+    for distribution in OPTIONS:
+        if target.startswith(f"{_module(distribution)}.") and not find_spec(_module(distribution)):
+            return AbsentPackage(absent(f"{key}._target_={target}", distribution)).at(f"{key}._target_", target)
+    return None
+
+
+def _module(distribution: str) -> str:
+    return distribution.replace("-", "_")

@@ -1,4 +1,4 @@
-"""What left the core is found under its former name, and missed by the name of its package."""
+"""What is in a package that is not installed is missed by the name of the package."""
 
 import fnmatch
 import sys
@@ -7,12 +7,10 @@ import pytest
 
 import plait
 from plait import PlaitError
-from plait.check.resume import differences
-from plait.checkpoint.store import Manifest
 from plait.commands import main
-from plait.compose import moved
 from plait.compose.compose import compose
-from plait.compose.targets import build_source, target_of
+from plait.compose.targets import build_source
+from plait.contract import absent
 from plait.records.ledger import Job
 from plait.strategies import registry
 from plait.sweep import prune
@@ -22,18 +20,13 @@ from tests.docs.pages import ROOT
 
 @pytest.fixture
 def gone(monkeypatch):
-    """Once `plait.fractions`, Fraction is in the standard library now; `plait.gone` is in a package that is missing."""
-    monkeypatch.setattr(moved, "PACKAGES", {"plait.fractions.": "fractions.", "plait.gone.": "plait_gone."})
-    monkeypatch.setattr(moved, "OPTIONS", {"plait-gone": {"data": ("novels",)}})
-
-
-def test_a_former_name_means_what_it_was(gone):
-    assert target_of({"_target_": "plait.fractions.Fraction"}, "model").__module__ == "fractions"
+    """`plait_gone` is in a package that is missing."""
+    monkeypatch.setattr(absent, "OPTIONS", {"plait-gone": {"data": ("novels",)}})
 
 
 def test_a_name_in_an_absent_package_says_which(gone):
     with raises_about("data._target_", "plait_gone.Novels") as caught:
-        build_source({"_target_": "plait.gone.Novels"})
+        build_source({"_target_": "plait_gone.Novels"})
     assert str(caught.value) == "data._target_=plait_gone.Novels is in plait-gone, which is not installed: " + (
         "pip install plait-gone"
     )
@@ -48,18 +41,11 @@ def test_an_option_of_an_absent_package_says_which(gone):
     assert "does not exist" in str(caught.value)
 
 
-def test_a_former_name_in_a_checkpoint_is_no_difference(gone):
-    saved = Manifest(
-        step=1, config={"data": {"_target_": "plait.fractions.Fraction"}}, data={}, versions={}, parameters={}
-    )
-    assert differences(saved, {"data": {"_target_": "fractions.Fraction"}}) == []
-
-
-@pytest.mark.parametrize("distribution", moved.OPTIONS)
+@pytest.mark.parametrize("distribution", absent.OPTIONS)
 def test_the_table_has_the_options_of_the_package(distribution):
     """And the core has the folder of their group: without it Hydra takes `data=text` for a value."""
     (package,) = (ROOT / "plugins" / distribution.removeprefix("plait-") / "src").glob("plait_*/conf")
-    for group, names in moved.OPTIONS[distribution].items():
+    for group, names in absent.OPTIONS[distribution].items():
         options = [path.stem for path in (package / group).glob("*.yaml")]
         assert {name for name in names if fnmatch.filter(options, name)} == set(names)
         assert all(any(fnmatch.fnmatch(option, name) for name in names) for option in options)
