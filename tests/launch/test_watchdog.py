@@ -1,5 +1,6 @@
 """A rank that hangs says where and ends; a rank whose launcher is gone ends too."""
 
+import contextlib
 import os
 import re
 import signal
@@ -8,10 +9,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from plait.contract.observer import MOMENTS
+from plait.launch import compiling, watchdog
 from plait.launch.rank_end import HUNG, first_cause, read
 from plait.launch.watchdog import Watchdog
 
@@ -108,6 +112,76 @@ with watchdog.Watchdog(1) as dog:
     assert "in stuck_somewhere" in errors
     assert "The flight recorder knows no collectives of this rank." in errors
     assert 1.9 < seconds < 60  # a machine may be busy
+
+
+class Ended(Exception):
+    """In place of the end of the process."""
+
+
+class Simulated(Watchdog):
+    """A watchdog of 600 s that looks once per simulated second. events: what the run does at which second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, log: Any, events: dict[int, list[tuple[str, Any]]]) -> None:
+        self.now, self.said, self.events = 0.0, list[tuple[float, str]](), events
+        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=lambda seconds: None)
+        for module in (watchdog, compiling):
+            monkeypatch.setattr(module, "time", clock)
+        for name in ("dump_traceback_later", "cancel_dump_traceback_later"):
+            monkeypatch.setattr(watchdog.faulthandler, name, lambda *a, **k: None)
+        super().__init__(600, log, say=lambda text: self.said.append((self.now, text)))
+        self._done = SimpleNamespace(wait=self._later)  # type: ignore[assignment]
+
+    def _later(self, seconds: float) -> bool:
+        self.now += seconds
+        if round(self.now, 6).is_integer():
+            for moment, about in self.events.pop(round(self.now), []):
+                if moment == "stop":
+                    return True
+                getattr(self, moment)(*about)
+        return False
+
+    def _end(self, what: str, seconds: float) -> None:
+        raise Ended(what)
+
+    def watched(self) -> float:
+        """The second at which the run was over, or was ended as hung."""
+        with contextlib.suppress(Ended):
+            self._watch()
+        return self.now
+
+
+FIRST: list[tuple[str, Any]] = [("doing", ["step 1"]), ("begin", [None, None])]
+
+
+@pytest.mark.parametrize(
+    ("events", "over", "lines"),
+    [
+        ({1: FIRST, 3000: [("stop", [])]}, 3000, 1),  # a slow first step
+        ({1: FIRST}, 3601, 1),  # a first step that hangs
+        ({1: [*FIRST, ("end", [1]), ("doing", ["step 2"])]}, 601, 0),  # a second one that hangs
+        ({1: FIRST, 500: [("end", [1]), ("doing", ["step 2"])], 900: [("forward", [1])]}, 1500, 0),
+        ({1: [*FIRST, ("end", [1]), ("doing", ["step 2"])], 599: [("backward", [0])]}, 1199, 0),
+        ({1: [("doing", ["preparing the data"])]}, 601, 0),  # a start has no first step yet
+    ],
+)
+def test_a_first_step_may_take_long_and_each_micro_batch_is_progress(
+    events: dict[int, Any], over: int, lines: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with (tmp_path / "log").open("w") as log:
+        dog = Simulated(monkeypatch, log, events)
+        assert dog.watched() == pytest.approx(over, abs=1)
+    written = (tmp_path / "log").read_text()
+    assert written.count("Stacks of all threads") == lines
+    assert len(dog.said) == lines
+    for second, line in dog.said:
+        assert second == pytest.approx(601, abs=1)
+        assert line.startswith("step 1 takes longer than launch.timeout_seconds=600, as a first step may")
+        assert "a hang after 3600 s" in line
+
+
+def test_a_run_tells_its_watchdog_of_its_first_step_and_of_micro_batches() -> None:
+    moments = [name for name in vars(Watchdog) if name in MOMENTS]
+    assert sorted(moments) == ["backward", "begin", "doing", "end", "forward"]
 
 
 def test_a_run_that_waits_for_a_batch_is_where_its_source_is() -> None:
