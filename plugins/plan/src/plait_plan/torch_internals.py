@@ -1,10 +1,10 @@
 """What sees the operators of a program run, without their values: modes, fake tensors, storages, nodes of autograd.
 
 Needs `torch._subclasses.fake_tensor`, `torch.utils._python_dispatch`, `torch.utils._pytree`, `_schema` of operators,
-`torch._C._current_autograd_node`, `torch._C._autograd._get_sequence_nr`, `UntypedStorage._cdata`,
-`DTensor._local_tensor`, `ShardingPropagator._propagate_tensor_meta_non_cached` or `_propagate_tensor_meta`,
-`distributed_c10d._resolve_process_group`, and `stage_backward_input` and `stage_backward_weight` of
-`torch.distributed.pipelining._backward`, in torch 2.11 to 2.13. Tests:
+`torch._C._current_autograd_node`, `torch._C._dispatch_key_set`, `torch._C._autograd._get_sequence_nr`,
+`UntypedStorage._cdata`, `DTensor._local_tensor`, `ShardingPropagator._propagate_tensor_meta_non_cached` or
+`_propagate_tensor_meta`, `distributed_c10d._resolve_process_group`, and `stage_backward_input` and
+`stage_backward_weight` of `torch.distributed.pipelining._backward`, in torch 2.11 to 2.13. Tests:
 plugins/plan/tests/test_torch_internals.py. They are called for every operator of a traced step, so names are passed on
 here where a function of our own would say no more.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -32,8 +33,10 @@ __all__ = [
     "FakeTensorMode",
     "TorchDispatchMode",
     "UnsupportedOperatorException",
+    "dispatch_keys",
     "gradient_of_input",
     "gradients_of_weights",
+    "is_of_torch",
     "is_traceable_wrapper_subclass_type",
     "local_part",
     "next_node",
@@ -60,6 +63,16 @@ def node_number() -> int | None:
 def schema(operator: Any) -> Any:
     """The name, arguments and results of an OpOverload."""
     return operator._schema
+
+
+def is_of_torch(operator: Any) -> bool:
+    """Whether it is an OpOverload of torch itself, and no other package's or that of a collective."""
+    return isinstance(operator, OpOverload) and operator.namespace in ("aten", "prim", "prims")
+
+
+def dispatch_keys(tensor: Any) -> Any:
+    """Decide which kernels see the tensor; equal for tensors that are alike in this."""
+    return torch._C._dispatch_key_set(tensor)
 
 
 def storage_key(storage: Any) -> int:

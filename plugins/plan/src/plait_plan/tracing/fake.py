@@ -10,12 +10,13 @@ from torch.distributed.tensor import DTensor
 
 from plait.host import materialise
 from plait_plan.torch_internals import FakeTensorMode
+from plait_plan.tracing.remembered import RememberingMode
 
 
 @contextmanager
 def fake() -> Iterator[FakeTensorMode]:
     """Tensors created inside have no values."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with RememberingMode(allow_non_fake_inputs=True) as mode:
         yield mode
 
 

@@ -20,6 +20,7 @@ from plait_plan.torch_internals import (
     storage_key,
     tree_leaves,
 )
+from plait_plan.tracing.shards import parts_alone
 from plait_plan.tracing.traffic import SPACES, group_of, kind_of, moved
 from plait_plan.tracing.where import Where
 
@@ -210,9 +211,11 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and isinstance(args[0], FakeTensor):  # the most frequent call by far
             return torch.device("meta") if args[0].fake_mode.in_kernel_invocation else args[0].fake_device
-        if any(t is not FakeTensor and is_traceable_wrapper_subclass_type(t) for t in types):
-            return NotImplemented  # it is seen when it has become operators on the parts
         kwargs = kwargs or {}
+        if any(t is not FakeTensor and is_traceable_wrapper_subclass_type(t) for t in types):
+            if (local := parts_alone(func, args)) is None:
+                return NotImplemented  # it is seen when it has become operators on the parts
+            args = local
         result = func(*args, **kwargs)
         name = schema(func).name
         if self.paused or name.startswith(_SILENT):
