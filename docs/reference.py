@@ -81,7 +81,7 @@ TOLD = {  # of what has no docstring of ours
                 "ones, and `weights.check_new(folder)` refuses a folder that exists. [Converting](convert.md) is made "
                 "of them."),
     "text": ("text", "The module of numbers as people read them: `text.gib`, `text.size`, `text.quantity`, "
-             "`text.clock`, `text.loss` and `text.table`."),
+             "`text.counted`, `text.clock`, `text.loss` and `text.table`."),
     "exchange": ("exchange", "The module of what ranks send each other in every step beside what strategies do: "
                  "`exchange.sum_counts` sums `exchange.COUNTS` integers, `exchange.gather_metrics` gathers losses, "
                  "peaks of memory and seconds of work."),

@@ -14,6 +14,7 @@ from plait.contract.errors import PlaitError
 from plait.data.ahead import Ahead
 from plait.data.batches import Batches
 from plait.data.source import blaming_source
+from plait.train.epochs import said_of_epochs
 
 G = 4
 
@@ -128,7 +129,7 @@ def test_an_error_in_the_thread_names_its_source() -> None:
 def test_a_step_of_more_samples_than_there_are_says_what_makes_more_steps(texts: int, shorter: str) -> None:
     batches = Counting()
     batches.epoch, batches.texts = 1, texts  # with texts of its own, a row holds one, however short
-    said = Ahead(batches).said_of_epochs(0, 0, 1)
+    said = said_of_epochs(Ahead(batches), 0, 0, 1)
     assert said.endswith("; a step takes 4 samples, of 1: a smaller train.global_batch_size makes more steps" + shorter)
 
 

@@ -2,12 +2,13 @@
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import hydra
 import pytest
-from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra.core.config_search_path import SearchPathElement
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
@@ -85,14 +86,14 @@ def test_an_error_is_that_of_composing_the_run(tmp_path: Path, monkeypatch: pyte
 def test_a_copy_of_the_options_has_sources_of_its_own(tmp_path: Path) -> None:
     """Hydra copies them for each composition, and gives the copy the folders that this one names."""
     Plugins.instance()  # finds the kinds of sources
-    path = ConfigSearchPathImpl()
-    path.append("main", "pkg://plait.conf")
+    elements = [SearchPathElement("main", "pkg://plait.conf")]
+    path = SimpleNamespace(get_path=lambda: elements)
     options = Options(path)
     shipped = options.load_config("optimizer/adamw.yaml").path
     (tmp_path / "optimizer").mkdir()
     (tmp_path / "optimizer/adamw.yaml").write_text("lr: 1\n")
     copied = copy.deepcopy(options)
-    path.append("command-line", f"file://{tmp_path}")
+    elements.append(SearchPathElement("command-line", f"file://{tmp_path}"))
     copied.initialize_sources(path)
     assert copied.load_config("optimizer/adamw.yaml").path == f"file://{tmp_path}"
     assert options.load_config("optimizer/adamw.yaml").path == shipped != f"file://{tmp_path}"

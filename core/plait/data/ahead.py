@@ -65,22 +65,6 @@ class Ahead(Batches):
         own: Callable[[int], dict[str, float]] = getattr(self._batches, "passes", super().passes)
         return own(samples)
 
-    def said_of_epochs(self, samples: int, step: int, steps: int) -> str:
-        """The length of an epoch in steps, and the number of epochs in the whole run, of each source of a mixture too,
-        in one line; "" if no length is known. samples: what the run has taken in `step` of its `steps`."""
-        whole = self.passes(self.after(samples, steps - step))
-        epoch = f"an epoch is {_about(self.epoch / self.global_batch_size, 'step')}; " if self.epoch else ""
-        passes = [
-            _about(count, "epoch") + f" of {name.removeprefix('epoch/')}" * (name != "epoch")
-            for name, count in whole.items()
-        ]
-        size, few = self.global_batch_size, ""
-        if self.epoch and self.epoch < size:
-            few = f"; a step takes {size} samples, of {self.epoch}: a smaller train.global_batch_size makes more steps"
-            few += "" if self.texts else ", and a smaller train.seq_len more samples"  # else each text is a sample
-        are = "is" if steps == 1 else "are"
-        return f"data: {epoch}{_about(steps, 'step')} {are} {', '.join(passes)}{few}" if passes else ""
-
     def validation(self, index: int) -> Batch:
         batch: Batch = self._ask(self._batches.validation, index).result()
         return batch
@@ -131,9 +115,3 @@ def _work(calls: Calls) -> None:
         except BaseException as error:
             future.set_exception(error)
         del asked, future, call  # else a batch lives until the next is read
-
-
-def _about(value: float, unit: str) -> str:
-    """`1,234.5 steps`, `0.0811 steps`, `1 step`: at most a digit after the point, of numbers below 10 three digits."""
-    number = f"{value:,.1f}".removesuffix(".0") if value >= 10 else f"{value:.3g}"
-    return f"{number} {unit}{'s' * (number != '1')}"

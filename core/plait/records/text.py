@@ -49,6 +49,12 @@ def quantity(value: float | None) -> str:
     return f"{value:.{digits}f}{('', 'k', 'M', 'G', 'T')[thousands]}"
 
 
+def counted(value: float, unit: str) -> str:
+    """`1,234.5 steps`, `0.0811 steps`, `1 step`: at most a digit after the point, of numbers below 10 three digits."""
+    number = f"{value:,.1f}".removesuffix(".0") if value >= 10 else f"{value:.3g}"
+    return f"{number} {unit}{'s' * (number != '1')}"
+
+
 def clock(seconds: float | None) -> str:
     """`0:01:10`, with days if there are any; `-:--:--` if unknown."""
     if seconds is None or not math.isfinite(seconds):

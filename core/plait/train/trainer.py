@@ -126,9 +126,11 @@ class Trainer:
     def fit(self) -> str:
         """Train to the last step. Returns "finished", or "stopped" after a signal; in both cases the state is saved,
         if checkpoints are enabled."""
+        from plait.train.epochs import said_of_epochs  # no step's need
+
         steps, validation, save = self.config.train.steps, self.validation, self.config.checkpoint
         every = save.interval
-        if line := self.batches.said_of_epochs(self.samples, self.step, steps):
+        if line := said_of_epochs(self.batches, self.samples, self.step, steps):
             self.say(line)
         self.watch.begin(self.applied, self.optimizer)
         collect = self.config.train.gc_interval

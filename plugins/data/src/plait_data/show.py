@@ -46,6 +46,7 @@ def run(args: "Namespace") -> int:
 def described(checked: "Checked", rows: int) -> Iterator[str]:
     """The lines about the data of a run, once they are made. rows: how many samples are shown."""
     from plait import Source  # not above: it imports numpy, and `plait --help` imports every command
+    from plait.host import text
 
     train, ranks = checked.config.train, checked.layout.count("batch")
     size = train.global_batch_size or train.local_batch_size * ranks
@@ -54,7 +55,7 @@ def described(checked: "Checked", rows: int) -> Iterator[str]:
     yield f"step      {size:,} samples of {train.seq_len:,} tokens, on {ranks} data rank{'s' * (ranks != 1)}"
     asked = f"train.steps={train.steps}" if train.epochs is None else f"train.epochs={train.epochs:g}"
     unknown = "of each source below" if names else "not known: the data are read as they come"
-    length = f"{epoch:,} sample{'s' * (epoch != 1)}, {_short(epoch / size)} steps" if epoch else unknown
+    length = f"{text.counted(epoch, 'sample')}, {text.counted(epoch / size, 'step')}" if epoch else unknown
     yield f"epoch     {length}; {asked}"
     most = max(COUNTED, rows)
     first = list(islice(_samples(batches), min(epoch or most, most)))
@@ -135,8 +136,3 @@ def _marked(ids: list[int], learned: list[bool], decoded: Decoded) -> str:
             text += f"{{+{words}+}}" if learned[begin] else words
             begin = end
     return text.replace("\n", "\\n\n  ")
-
-
-def _short(number: float) -> str:
-    """As training writes it: three digits, and from 10 on one after the point."""
-    return f"{number:,.1f}".removesuffix(".0") if number >= 10 else f"{number:.3g}"
