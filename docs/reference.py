@@ -25,7 +25,7 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "Plans": "Choice StagePlan StageAction is_planning read_values planned_split",
     "Data": "Source Batches TOKENIZER_FILES",
     "plait.ops": "CausalAttention DocumentMask attend Flops Constant Normal TruncNormal ZeroRow ones zeros "
-    "grouped_linear counts_for_products Copies chosen cross_entropy_sum loss_context HuggingFace Rule",
+    "grouped_linear counts_for_products Copies chosen cross_entropy_sum loss_context with_loss HuggingFace Rule",
     "plait.host": "plait.host:compose plait.host:check plait.host:Checked plait.host:simulated plait.host:build_model "
     "plait.host:assembled plait.host:Assembly plait.host:fit plait.host:check_ranks plait.host:make_data "
     "plait.host:build_source plait.host:preload plait.host:standing_in",

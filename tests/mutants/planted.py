@@ -53,7 +53,7 @@ def copied(folder: Path, mutant: Any = None) -> list[str]:
 
 
 # Not from the copy: a process registers an operator once, and keeps it.
-OPERATORS = ("plait.ops.grouped", "plait_models.read_late")
+OPERATORS = ("plait.ops.grouped", "plait.ops.added_loss")
 
 
 class Planted:

@@ -147,6 +147,10 @@ def _check(
     config = _with_typed_options(run)
     _check_model(config, model, run.spec)
     accumulation(config, layout.count("batch"))
+    if run.spec.routers:
+        from plait.check.joined_balance import check_joined
+
+        check_joined([*run.spec.routers_of(model).values()], layout, config)
     source = build_source(config.data)
     if config.train.ramp:
         check_ramp(config, layout.count("batch"), source.indexable)

@@ -1,5 +1,6 @@
 """What `plait.ops` exports: the only list of it, for type checkers and for `__init__.py`."""
 
+from plait.ops.added_loss import with_loss as with_loss
 from plait.ops.attention import CausalAttention as CausalAttention
 from plait.ops.attention import DocumentMask as DocumentMask
 from plait.ops.attention import attend as attend

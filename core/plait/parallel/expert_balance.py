@@ -2,8 +2,11 @@
 
 A router (`ModelSpec.routers`) is any module with int64 buffers (X,), one element per expert: `now`, what the last
 training forward sent to each, and `seen`, both not persistent; `counts`, what the last step sent, persistent; and a
-method `update()`, called after each step, that may read `counts` and change the router's state. A router whose
-`balance_loss` is not 0 also has a buffer `loss_scale`, the factor of this loss in its backward.
+method `update()`, called after each step, that may read `counts` and change the router's state.
+
+A router whose `balance_loss` is not 0 also has a float64 buffer `loss_scale`, which its backward reads. With one
+element, the loss is the router's own, and this is its factor. With one per expert, the loss is of all routers together,
+and this is what they sent to the expert in a forward, on all ranks, over the square of what they sent to all.
 """
 
 import functools
@@ -66,7 +69,13 @@ class Balance:
             if routers:
                 part.register_forward_pre_hook(functools.partial(_clear, list(routers.values())))
                 part.register_forward_hook(functools.partial(self._add, list(routers.values())))
-        self._with_loss = [r for r in self._routers.values() if getattr(r, "balance_loss", 0)]
+        with_loss = [r for r in self._routers.values() if getattr(r, "balance_loss", 0)]
+        self._alone = [r for r in with_loss if r.loss_scale.numel() == 1]
+        self._joined: Any = None
+        if joined := [r for r in with_loss if r not in self._alone]:
+            from plait.parallel.joined_balance import JoinedRouters  # only runs with such a loss need it
+
+            self._joined = JoinedRouters(joined, self._over_ranks, self._same, divided=everywhere is not None)
 
     def scale(self, tokens: int | Tensor) -> None:
         """The factor of the balance losses: divided as the loss is, and by the number of ranks that each compute all of
@@ -74,8 +83,8 @@ class Balance:
 
         Past autograd: the graph of a compiled block already holds the buffer, and reads it in backward.
         """
-        if self._with_loss:
-            scales = [r.loss_scale.data for r in self._with_loss]
+        if self._alone:
+            scales = [r.loss_scale.data for r in self._alone]
             torch._foreach_zero_(scales)
             torch._foreach_add_(scales, 1 / tokens / self._same)
             self._scaled = True
@@ -93,12 +102,12 @@ class Balance:
         for router in self._routers.values():
             router.seen.zero_()
         self.counted, self._scaled = None, False
+        if self._joined:
+            self._joined.forwards = 0
 
     def _update(self) -> None:
         routers = list(self._routers.values())
-        seen = torch.cat([r.seen for r in routers])
-        if self._data is not None and self._data.size() > 1:
-            dist.all_reduce(seen, group=self._data.get_group())
+        seen = self._over_ranks(torch.cat([r.seen for r in routers]))
         sizes = [len(r.seen) for r in routers]
         torch._foreach_copy_([r.counts for r in routers], list(seen.split(sizes)))
         torch._foreach_zero_([r.seen for r in routers])
@@ -106,6 +115,13 @@ class Balance:
             if {p.requires_grad for p in router.parameters()} != {False}:  # the choice of a frozen one is frozen too
                 router.update()
         self.counted, self._scaled = Counted(seen, list(self._routers), sizes), False
+        if self._joined:
+            self._joined.forwards = 0
+
+    def _over_ranks(self, counts: Tensor) -> Tensor:
+        if self._data is not None and self._data.size() > 1:
+            dist.all_reduce(counts, group=self._data.get_group())
+        return counts
 
     @torch.no_grad()
     def _add(self, routers: list[Any], part: nn.Module, args: Any, result: Any) -> None:
@@ -113,7 +129,11 @@ class Balance:
         if not part.training:
             return
         torch._foreach_add_([r.seen for r in routers], [r.now for r in routers])
-        if self._with_loss and isinstance(result, Tensor) and result.requires_grad:
+        if not (isinstance(result, Tensor) and result.requires_grad):
+            return
+        if self._joined:
+            self._joined.after_forward()
+        if self._alone:
             result.register_hook(self._check)
 
     def _check(self, grad: Tensor) -> None:

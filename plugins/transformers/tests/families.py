@@ -1,5 +1,6 @@
 """Small models of many families, and how they are compared with one process."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,10 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-def built(kind: str, **more: Any) -> Any:
+def built(kind: str, balance_loss: float | None = None, **more: Any) -> Any:
     """The small model of the family `kind` on meta, with the keys `more` over its own."""
     with torch.device("meta"):
-        return decoder(config={**keys_of(kind), **more})
+        return decoder(config={**keys_of(kind), **more}, balance_loss=balance_loss)
 
 
 def keys_of(kind: str) -> dict[str, Any]:
@@ -146,20 +147,18 @@ def _takes(config: Any, name: str) -> bool:
 
 @attrs.frozen
 class OfFamily(Trial):
-    """A trial of a small model of `kind`, in float64 also where it casts to float32 by hand."""
+    """A trial of a small model of `kind`, in float64 also where it casts to float32 by hand, unless `narrow`."""
 
     kind: str = "llama"
+    balance_loss: float | None = None
+    narrow: bool = False
 
     def build(self) -> nn.Module:
-        import torch
-
-        from plait_transformers.build import decoder
-
-        with torch.device("meta"):
-            return decoder(config=keys_of(self.kind))
+        model: nn.Module = built(self.kind, self.balance_loss)
+        return model
 
     def computing(self) -> Any:
-        return Widened()
+        return contextlib.nullcontext() if self.narrow else Widened()
 
 
 def result(kind: str, strategies: dict[str, Any], documents: bool = False, chunks: int = 1) -> TrialResult:

@@ -54,7 +54,7 @@ def test_any_size_is_described_on_meta():
 def test_a_language_part_is_built_once_for_its_small_copy(monkeypatch):
     sizes, shrunken = list[int](), proof.shrunken
     monkeypatch.setattr(proof, "shrunken", lambda config, model: sizes.append(1) or shrunken(config, model))
-    for cached in (proof._facts, proof._small, proof._check_text_alone):
+    for cached in (proof._facts, proof.small_config, proof._check_text_alone):
         cached.cache_clear()
     built("gemma3")
     assert len(sizes) == 1

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait import PlaitError
-from plait.ops import Copies, chosen, counts_for_products, grouped_linear, zeros
+from plait.ops import Copies, chosen, counts_for_products, grouped_linear, with_loss, zeros
 from plait_models.options import at_most, divides, positive_int
-from plait_models.read_late import read_late
 
 TINY = 1e-20  # of a sum of scores: sigmoids of logits below -100 are zero, and then there is nothing to divide by
 
@@ -105,7 +104,7 @@ class Router(nn.Module):
         scores_BTX = logits_BTX.sigmoid() if self.score == "sigmoid" else logits_BTX.softmax(-1)
         if self.balance_loss and self.training:
             loss = self.balance_loss * sequence_imbalance(scores_BTX, self.top_k, self.row_mean)
-            scores_BTX = _AddLoss.apply(scores_BTX, loss, self.loss_scale)
+            scores_BTX = with_loss(scores_BTX, loss, self.loss_scale)
         scores_NX = scores_BTX.flatten(0, -2)
         chosen_NK = self._choose(scores_NX.detach() + self.bias)
         counts_X = chosen(chosen_NK, scores_NX.shape[-1]).sum(0)
@@ -197,20 +196,3 @@ def sequence_imbalance(scores_BTX: Tensor, top_k: int, row_mean: Callable[[Tenso
     visits_BX = row_mean(chosen(best_BTK, n_experts).to(scores_BTX.dtype)) * (n_experts / top_k)
     share_BTX = scores_BTX / (scores_BTX.sum(-1, keepdim=True) + TINY)
     return (visits_BX * share_BTX.sum(-2)).sum()
-
-
-class _AddLoss(torch.autograd.Function):
-    """Returns `scores`; in backward adds the gradient of `loss` multiplied by `scale`.
-
-    The scale is known only after forward. It is written past autograd (`.data`), so that a compiled block sees it too.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, loss: Tensor, scale: Tensor) -> Tensor:
-        ctx.save_for_backward(loss, scale)
-        return scores.view_as(scores)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        loss, scale = ctx.saved_tensors
-        return grad, read_late(scale, grad).to(loss.dtype)[0], None

@@ -7,6 +7,7 @@ from torch import nn
 
 from plait import ModelSpec, PlaitError, WeightPart, mix_in
 from plait_transformers.attention import NAME
+from plait_transformers.balance import give_balance, usual_factor
 from plait_transformers.called import give_whole_rows, of_config
 from plait_transformers.counts import give_counts
 from plait_transformers.facts import ModelFacts
@@ -15,18 +16,24 @@ from plait_transformers.language import REST, class_of_whole, text_part
 from plait_transformers.one_sentence import one_sentence
 from plait_transformers.parts import parts_in_whole, parts_of
 from plait_transformers.proof import check_text_alone, facts_of
+from plait_transformers.routers import routers_of
 from plait_transformers.soft_tokens import give_images, images_in, tower_of
 from plait_transformers.source import beside, has_weights, read_config
 from plait_transformers.spec import how_found, spec_of
 
 
 def decoder(
-    path: str | None = None, weights: str = "files", config: dict[str, Any] | None = None, images: str | None = None
+    path: str | None = None,
+    weights: str = "files",
+    config: dict[str, Any] | None = None,
+    images: str | None = None,
+    balance_loss: float | None = None,
 ) -> nn.Module:
     """The model of the local folder `path`, or of the keys in `config` alone; names of parameters are transformers'.
 
     weights: "files", those of the folder, or "init".
     images: a folder that `plait_transformers.images.write` made of `path`; None: no images.
+    balance_loss: the factor of the family's loss of the balance of experts; None: what transformers trains with.
     Raises PlaitError for a folder or keys that are not those of a decoder, and for one that cannot be trained here.
     """
     if weights not in ("files", "init"):
@@ -52,6 +59,8 @@ def decoder(
         if facts.whole_rows:
             give_whole_rows(model, facts.blocks.removesuffix(".*"))
         give_counts(model, facts.counted)
+        if factor := usual_factor(own) if balance_loss is None else balance_loss:
+            give_balance(model, routers_of(own), factor)
         mix_in(model, PlaitDecoder)
     if facts.how != NAME:
         said.append(own_attention(read.model_type, facts))

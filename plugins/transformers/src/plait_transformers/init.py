@@ -12,7 +12,8 @@ from torch import Generator, Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from plait import PlaitError
-from plait.ops import Constant, Normal, TruncNormal, ZeroRow
+from plait.ops import Constant, Normal, TruncNormal, ZeroRow, zeros
+from plait_transformers.balance import BUFFERS, Balanced
 from plait_transformers.made import Drawing, Drawn, Made
 
 Fill = Callable[..., Any]
@@ -53,6 +54,9 @@ def recorded(model: Any) -> dict[str, Fill]:
     for fqn in [fqn for fqn in named if fqn not in recorder.fills]:
         if (constant := _of_constructor(model, fqn)) is not None:
             recorder.fills[fqn] = constant
+    for fqn, module in model.named_modules():
+        if isinstance(module, Balanced):
+            recorder.fills |= {f"{fqn}.{name}": zeros for name in BUFFERS}
     missing = [fqn for fqn in named if fqn not in recorder.fills]
     if missing:
         kind = model.config.model_type

@@ -44,7 +44,7 @@ TOKENS = 12
 def facts_of(config: Any) -> ModelFacts:
     """The facts about transformers' `config`. Raises PlaitError for a family that cannot be trained, saying why."""
     family: Any = type(config)
-    return _facts(family, _said(config))
+    return _facts(family, said_of(config))
 
 
 @functools.lru_cache(maxsize=8)
@@ -54,12 +54,12 @@ def _facts(cls: Any, said: str) -> ModelFacts:
     failed = f"model=transformers cannot derive the spec of {kind}: a small copy of it fails with"
     check_blocks(config)
     with one_sentence(failed), torch.device("cpu"):
-        small = _small(cls, said)
-        own = _built(small, OWN, plain=True)
+        small = small_config(cls, said)
+        own = built_small(small, OWN, plain=True)
         _check_noise(small, own)
         as_in_training = writes_in_evaluation(own, _tokens())
         if as_in_training:
-            own = _built(small, OWN, plain=True, as_in_training=True)
+            own = built_small(small, OWN, plain=True, as_in_training=True)
         first: Exception | None = None
         found: list[ModelFacts] = []
         for how, masked in ((NAME, False), (OWN, True), (OWN, False)):
@@ -77,7 +77,7 @@ def _facts(cls: Any, said: str) -> ModelFacts:
 
 
 @functools.lru_cache(maxsize=8)
-def _small(cls: Any, said: str) -> Any:
+def small_config(cls: Any, said: str) -> Any:
     """The configuration of the small copy: the model of all sizes is built once for it, on meta."""
     config = cls.from_dict(json.loads(said))
     failed = f"model=transformers cannot build {config.model_type}: transformers ends with"
@@ -94,7 +94,7 @@ def _check_noise(config: Any, own: Any) -> None:
     """
     if not (keys := noises(config)):
         return
-    noisy: Any = _built(config, OWN, plain=True, noise=0.5)
+    noisy: Any = built_small(config, OWN, plain=True, noise=0.5)
     for ours, theirs in zip(own.parameters(), noisy.parameters(), strict=True):
         theirs.copy_(ours)
     tokens = torch.randint(4, VOCAB, (2, TOKENS), generator=torch.Generator().manual_seed(0))
@@ -109,10 +109,11 @@ def _check_noise(config: Any, own: Any) -> None:
 def check_text_alone(config: Any) -> None:
     """Raises PlaitError unless the model of all inputs, `config`, computes of text what its language part does."""
     family: Any = type(config)
-    _check_text_alone(family, _said(config))
+    _check_text_alone(family, said_of(config))
 
 
-def _said(config: Any) -> str:
+def said_of(config: Any) -> str:
+    """What `config` says, as JSON: equal texts mean equal models."""
     return json.dumps(config.to_dict(), sort_keys=True, default=str)
 
 
@@ -124,11 +125,9 @@ def _check_text_alone(cls: Any, said: str) -> None:
     with one_sentence(failed), torch.device("cpu"):
         text = text_part(config)
         part_cls: Any = type(text)
-        small = _small(part_cls, _said(text))
-        part: Any = _built(small, OWN, plain=True)
-        generator = torch.Generator().manual_seed(0)
-        for param in part.parameters():
-            param.normal_(0.0 if param.dim() > 1 else 1.0, 1.5 * param.shape[-1] ** -0.5, generator=generator)
+        small = small_config(part_cls, said_of(text))
+        part: Any = built_small(small, OWN, plain=True)
+        generator = fill(part)
         whole = whole_on_meta(cls.from_dict({**config.to_dict(), "text_config": small.to_dict()}))
         for own, name in names_in_whole(whole, part).items():
             whole.set_submodule(name, part.get_submodule(own))
@@ -142,7 +141,16 @@ def _check_text_alone(cls: Any, said: str) -> None:
         )
 
 
-def _built(
+@torch.no_grad()
+def fill(model: nn.Module) -> torch.Generator:
+    """Gives parameters values with which every branch counts; returns what drew them."""
+    generator = torch.Generator().manual_seed(0)
+    for param in model.parameters():
+        param.normal_(0.0 if param.dim() > 1 else 1.0, 1.5 * param.shape[-1] ** -0.5, generator=generator)
+    return generator
+
+
+def built_small(
     config: Any,
     attention: str,
     plain: bool = False,
@@ -178,7 +186,7 @@ def _built(
 @torch.no_grad()
 def _tried(kind: str, config: Any, own: nn.Module, how: str, masked: bool, as_in_training: bool) -> ModelFacts:
     tokens = _tokens()
-    model = _built(config, how, masked=masked, as_in_training=as_in_training)
+    model = built_small(config, how, masked=masked, as_in_training=as_in_training)
     own.load_state_dict(model.state_dict())
     wanted = check_causal(kind, own, tokens, bool(model.causal))
     with watching(model) as watch:
@@ -187,7 +195,7 @@ def _tried(kind: str, config: Any, own: nn.Module, how: str, masked: bool, as_in
         raise refused(kind)
     watch.tokens = (tokens,)
     check_training(kind, model, tokens, logits)
-    blocks = _blocks(model)
+    blocks = blocks_of(model)
     branches = [b for b in _branches(model, blocks, watch) if any(_in(called, b) for called in watch.calls)]
     if not are_summands(kind, model, tokens, [model.get_submodule(b) for b in branches]):
         branches = []
@@ -216,7 +224,7 @@ def _why_no_documents(
     config: Any, model: nn.Module, how: str, mixers: tuple[str, ...], tokens: Tensor, as_in_training: bool
 ) -> str:
     """Why packed documents would see each other; empty, if their logits are those of the documents alone."""
-    by_document = _built(config, how, mixers=mixers, as_in_training=as_in_training) if how == NAME else model
+    by_document = built_small(config, how, mixers=mixers, as_in_training=as_in_training) if how == NAME else model
     cut = TOKENS // 2 - 1
     positions = torch.cat([torch.arange(cut), torch.arange(TOKENS - cut)]).expand_as(tokens)
     alone = torch.cat([model(tokens[:, :cut]), model(tokens[:, cut:])], dim=1)
@@ -228,7 +236,7 @@ def _why_no_documents(
     return "packed documents would see each other"
 
 
-def _blocks(model: Any) -> str:
+def blocks_of(model: Any) -> str:
     """The FQN of the list of blocks."""
     count = model.config.num_hidden_layers
     for fqn, module in model.named_modules():

@@ -11,6 +11,7 @@ VOCAB, HEADS, EXPERTS, WINDOW = 64, 4, 4, 5
 KEYS = "num_key_value_heads"
 KEY_HEADS = (KEYS, "num_kv_heads", "kv_n_heads")  # names of that number
 SHARED = "num_kv_shared_layers"  # of the last layers, which attend to keys and values of earlier ones
+OF_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # keys for their number
 VISITED = ("num_experts_per_tok", "moe_topk", "moe_top_k")  # keys for the number of experts that a token visits
 # What acts only on inputs longer than it: shortened, so that the few tokens of an experiment see it act.
 REACH = re.compile(r"(window|chunk|block)_size|local_attention|(sliding|attention)_window|floor_scale|index_topk")
@@ -47,7 +48,7 @@ def shrunken(config: Any, model: nn.Module) -> Any:
         **dict.fromkeys(("ffn_dim", "decoder_ffn_dim", "ffn_hidden_size"), 96),
         "moe_intermediate_size": 32,
         "shared_expert_intermediate_size": 32,
-        **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), EXPERTS),
+        **dict.fromkeys(OF_EXPERTS, EXPERTS),
         **dict.fromkeys(VISITED, 2),
         **dict.fromkeys(("n_group", "topk_group"), 1),
         "pad_token_id": 1,

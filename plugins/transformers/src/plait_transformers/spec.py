@@ -5,11 +5,11 @@ from typing import Any
 from plait import ModelSpec, PlaitError, UnequalParts
 from plait.ops import Flops
 from plait_transformers.attention import Inner
+from plait_transformers.balance import Balanced, experts_of
 from plait_transformers.facts import ModelFacts
 from plait_transformers.fitted import fitted, sizes_of
 from plait_transformers.init import patterns, recorded
 from plait_transformers.proof import facts_of
-from plait_transformers.shrink import VISITED
 from plait_transformers.supposed import Axis, name_of
 
 
@@ -41,6 +41,7 @@ def spec_of(model: Any) -> ModelSpec:
         biases=facts.biases,
         documents=None if model.documents is None else "documents",
         init=patterns(recorded(model), facts.pattern),
+        routers=tuple(fqn for fqn, module in model.named_modules() if isinstance(module, Balanced)),
         flops=Flops(parameters=matrices, attention=2 * layers * heads * facts.head_width),
         head=facts.head,
         before=facts.first if model.images is None else (),  # stages without the embedding cannot add images
@@ -73,10 +74,8 @@ def how_found(facts: ModelFacts) -> dict[str, str]:
 
 def _multiplied(param: Any, axes: tuple[Axis, ...], config: Any) -> int:
     """How many of its elements a token is multiplied with: of experts, those of the ones that it visits."""
-    visited = next((n for key in VISITED if isinstance(n := getattr(config, key, None), int)), None)
-    if "experts" not in axes or visited is None:
-        return int(param.numel())
-    return int(param.numel() * visited // param.shape[0])
+    numbers = experts_of(config) if "experts" in axes else None
+    return int(param.numel()) if numbers is None else int(param.numel() * numbers[1] // param.shape[0])
 
 
 def _axes(facts: ModelFacts, fqn: str, dims: int) -> tuple[Axis, ...]:
