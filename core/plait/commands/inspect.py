@@ -101,13 +101,12 @@ def _lines(checked: Any, held: list[list[Param]]) -> list[str]:
     lines += [f"  {i}. {described(p.name)}: {p.reason}" for i, p in enumerate(hooks.turns, 1)] or ["  none"]
     lines += [f"  {role}: {name}" for role, name in hooks.roles.items()]
     lines += ["", "mesh, outermost axis first"]
-    for title, axes in [("dense", layout.dense), *layout.views.items()]:
-        for axis in axes:
-            what = f"splits {axis.splits}" if axis.splits else f"shards {', '.join(axis.shards) or 'nothing'}"
-            lines.append(
-                f"  {title:<10} {axis.name:<14} {axis.degree:>5}  {what}  ({layout.owner.get(axis.name, 'left over')})"
-            )
-    lines += [] if layout.dense else ["  one rank, no axes"]
+    axes = [
+        (title, axis.name, str(axis.degree), _divided_by(axis), f"({layout.owner.get(axis.name, 'left over')})")
+        for title, its in [("dense", layout.dense), *layout.views.items()]
+        for axis in its
+    ]
+    lines += table(axes, left=(0, 1, 3, 4), indent="  ") if axes else ["  one rank, no axes"]
     every = {param.row[0]: param for stage in held for param in stage}
     ordered = [every[fqn] for fqn in dict.fromkeys([*run.shapes, *every]) if fqn in every]
     head: Row = ("parameter", "axes", "shape", "placements", "bytes per rank")
@@ -123,6 +122,10 @@ def _lines(checked: Any, held: list[list[Param]]) -> list[str]:
     derived: dict[str, str] = getattr(checked.assembly.model, "derived", dict)()
     lines += ["", "how the spec was derived", *(f"  {key}: {how}" for key, how in derived.items())] if derived else []
     return lines
+
+
+def _divided_by(axis: Any) -> str:
+    return f"splits {axis.splits}" if axis.splits else f"shards {', '.join(axis.shards) or 'nothing'}"
 
 
 def _optimizer(node: dict[str, Any], rules: Any, every: list[Param]) -> list[str]:

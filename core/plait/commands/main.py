@@ -174,14 +174,13 @@ def shipped() -> list[str]:
 
 def _usage() -> str:
     """One line per command. Those of strangers are not imported for it, so they say only where they are from."""
+    from plait.records.text import table
     from plait.strategies.registry import installed
 
-    commands, ours = installed("command"), shipped()
-    width = max(map(len, commands), default=0)
-    lines = [
-        f"  plait {name:<{width}} {command_of(name).help if name in ours else f'from {by.distribution}'}"
-        for name, by in commands.items()
+    ours = shipped()
+    rows = [
+        (f"plait {name}", command_of(name).help if name in ours else f"from {by.distribution}")
+        for name, by in installed("command").items()
     ]
-    return "\n".join(
-        ["usage: plait COMMAND [arguments]; `plait COMMAND --help` explains one", *lines, "  plait --version"]
-    )
+    lines = table([*rows, ("plait --version", "")], indent="  ")
+    return "\n".join(["usage: plait COMMAND [arguments]; `plait COMMAND --help` explains one", *lines])

@@ -7,6 +7,7 @@ from typing import Any
 import torch.distributed as dist
 
 from plait import Run
+from plait.host import text
 from plait_simplefsdp.torch_internals import trace
 
 log = logging.getLogger("plait")
@@ -35,23 +36,20 @@ class Report:
 def table(found: dict[str, Any]) -> list[str]:
     """A graph's report as lines."""
     before, after = found["before"], found["after"]
-    lines = [
-        f"simplefsdp: the {found['graph']} graph before and after its passes; estimates are for {found['machine']}"
-    ]
+    rows = []
     for kind, entry in before["collectives"].items():
         now = after["collectives"].get(kind, {"count": 0, "bytes": 0})
-        lines.append(f"  {kind:<15} {entry['count']:>5} -> {now['count']:<5} {now['bytes'] / 2**20:,.1f} MiB")
-    for key, title in (("exposed_ms", "exposed, ms"), ("peak_bytes", "peak, MiB")):
-        scale = 1 / 2**20 if key == "peak_bytes" else 1
-        lines.append(f"  {title:<15} {before[key] * scale:,.2f} -> {after[key] * scale:,.2f}")
-    lines.append(
-        f"  {'at best':<15} {after['bound_ms']:,.2f} ms exposed, of {after['communication_ms']:,.2f} ms in all"
-    )
-    sizes = [bucket["bytes"] / 2**20 for bucket in found["buckets"]]
-    if sizes:
-        lines.append(
-            f"  {'buckets':<15} {len(sizes)}, of {sum(sizes) / len(sizes):,.1f} MiB, {max(sizes):,.1f} at most"
+        rows.append((kind, f"{entry['count']} -> {now['count']}, {text.size(now['bytes'])}"))
+    rows += [
+        ("exposed", f"{before['exposed_ms']:,.2f} -> {after['exposed_ms']:,.2f} ms"),
+        ("peak", f"{text.size(before['peak_bytes'])} -> {text.size(after['peak_bytes'])}"),
+        ("at best", f"{after['bound_ms']:,.2f} ms exposed, of {after['communication_ms']:,.2f} ms in all"),
+    ]
+    if sizes := [bucket["bytes"] for bucket in found["buckets"]]:
+        rows.append(
+            ("buckets", f"{len(sizes)}, of {text.size(sum(sizes) / len(sizes))}, {text.size(max(sizes))} at most")
         )
     moved, held = len(found["moved"]), len(found["held_back"])
-    lines.append(f"  {'moved':<15} {moved} starts and waits, {held} of them back for want of memory")
-    return lines
+    rows.append(("moved", f"{moved} starts and waits, {held} of them back for want of memory"))
+    title = f"simplefsdp: the {found['graph']} graph before and after its passes; estimates are for {found['machine']}"
+    return [title, *text.table(rows, indent="  ")]
