@@ -80,6 +80,7 @@ MORE: dict[str, dict[str, Any]] = {
         "attn_config": {"rope_theta": 1e4, "clip_qkv": 0.5, "kv_n_heads": 2},  # without the first it cannot be built
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
     },
+    "mllama_text_model": {"num_hidden_layers": 3, "cross_attention_layers": [1]},  # which text does not enter
     "xmod": {"default_language": "en_XX"},
     "mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1},
     "granite": {"attention_multiplier": 0.3, "residual_multiplier": 0.5, "logits_scaling": 2.0},

@@ -5,6 +5,7 @@ The model of the whole names its parameters otherwise; what it computes of text 
 """
 
 import functools
+import importlib
 import json
 from typing import Any
 
@@ -52,10 +53,15 @@ def class_of_whole(config: Any) -> Any:
 
 
 def class_with_head(config: Any) -> Any:
-    """A class that predicts the next token, for the configuration of a language part for which transformers has none
-    but that of the blocks; None for any other configuration."""
+    """A class that predicts the next token, for the configuration of a language part: transformers' own, if it is in
+    none of its mappings, or one made of its blocks. None for any other configuration."""
     from transformers import MODEL_MAPPING
 
+    family = type(config)
+    modeling = importlib.import_module(family.__module__.replace(".configuration_", ".modeling_"))
+    for name, cls in vars(modeling).items():
+        if name.endswith("ForCausalLM") and getattr(cls, "config_class", None) is family:
+            return cls
     base = MODEL_MAPPING.get(type(config), None) if getattr(config, "base_config_key", "") == "text_config" else None
     return None if base is None else _with_head(base)
 
