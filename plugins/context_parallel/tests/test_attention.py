@@ -97,7 +97,7 @@ def watched(method, degree, documents):
     generator = torch.Generator().manual_seed(0)
     q, k, v = (order.own(torch.randn(s, generator=generator).transpose(1, 2)).transpose(1, 2) for s in shapes)
     # dim 1 of what this model gets; no kernel masks documents
-    options.dealt.tokens, options.dealt.documents = HEADS, documents
+    options.dealt.count, options.dealt.documents = HEADS, documents
     positions = order.own(torch.arange(TOKENS).expand(BATCH, -1))
     for x in (q, k, v):
         x.requires_grad_()

@@ -63,7 +63,7 @@ class RoundedInputs:
         with torch.no_grad():
             scale = scale_of(self._largest(x_ND))
             rounded = from_float8(to_float8(x_ND, scale), scale, x_ND.dtype)
-        return plain.forward(Rounding.apply(x_ND, rounded))
+        return plain.forward(StraightThrough.apply(x_ND, rounded))
 
     def _largest(self, x_ND: Tensor) -> Tensor:
         """(N, 1): of each whole row."""
@@ -74,7 +74,7 @@ class RoundedInputs:
         return largest
 
 
-class Rounding(torch.autograd.Function):
+class StraightThrough(torch.autograd.Function):
     """Returns `rounded`, whose gradient is that of x."""
 
     @staticmethod

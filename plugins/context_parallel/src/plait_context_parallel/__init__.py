@@ -10,7 +10,7 @@ import attrs
 from attrs.validators import ge, in_
 
 from plait import MeshAxis, ModelSpec, PlaitError, Run, hookimpl
-from plait_context_parallel.dealt import Dealt
+from plait_context_parallel.dealt import DealtTokens
 from plait_context_parallel.fits import METHODS, ORDERS, check
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class ContextParallel:
     order: str = attrs.field(default="zigzag", validator=in_(ORDERS))
 
     def __attrs_post_init__(self) -> None:
-        self.dealt = Dealt()
+        self.dealt = DealtTokens()
 
     @hookimpl
     def build_mesh(self, run: Run) -> list[MeshAxis]:
@@ -53,7 +53,7 @@ class ContextParallel:
         from plait_context_parallel.order import Order
 
         order = Order.on(mesh["cp"], self.order)
-        self.dealt.tokens, self.dealt.documents = tokens.shape[1] // order.ranks, positions is not None
+        self.dealt.count, self.dealt.documents = tokens.shape[1] // order.ranks, positions is not None
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         return order.own(tokens), order.own(labels), order.own(positions)

@@ -4,8 +4,8 @@ import attrs
 
 
 @attrs.define
-class Dealt:
-    """tokens: of a sequence. documents: whether they came with positions, so that a row may hold several documents."""
+class DealtTokens:
+    """count: of a sequence's tokens. documents: whether they came with positions: a row may then hold several."""
 
-    tokens: int = 0
+    count: int = 0
     documents: bool = False

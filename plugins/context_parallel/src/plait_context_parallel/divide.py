@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from plait import ModelSpec, PlaitError, mix_in
 from plait.ops import attend
-from plait_context_parallel.dealt import Dealt
+from plait_context_parallel.dealt import DealtTokens
 from plait_context_parallel.fits import KEY
 from plait_context_parallel.gather import Gathered, GatheredMask
 from plait_context_parallel.order import Order
@@ -19,7 +19,7 @@ HOW = {"gather": (Gathered, GatheredMask), "ring": (Ring, RingMask), "ulysses": 
 
 
 def divide(
-    model: nn.Module, axis: Any, spec: ModelSpec, dealt: Dealt, method: str, order_name: str, fused: bool
+    model: nn.Module, axis: Any, spec: ModelSpec, dealt: DealtTokens, method: str, order_name: str, fused: bool
 ) -> None:
     """Change `model` in place. axis: 1-D DeviceMesh. fused: whether the device has kernels for `ring`.
 
@@ -38,15 +38,15 @@ def divide(
         _replace(documents, mask, axis, order, dealt)
 
 
-def _replace(module: nn.Module, mixin: type, axis: Any, order: Order, dealt: Dealt) -> None:
+def _replace(module: nn.Module, mixin: type, axis: Any, order: Order, dealt: DealtTokens) -> None:
     mix_in(module, mixin)
     module.__dict__ |= {"_axis": axis, "_order": order, "_dealt": dealt}
 
 
-def _refuse_undealt(dealt: Dealt, tokens_BT: Tensor) -> None:
-    if tokens_BT.shape[1] != dealt.tokens:
+def _refuse_undealt(dealt: DealtTokens, tokens_BT: Tensor) -> None:
+    if tokens_BT.shape[1] != dealt.count:
         raise PlaitError(
-            f"the model got {tokens_BT.shape[1]} tokens of a sequence, and this rank was dealt {dealt.tokens}: with "
+            f"the model got {tokens_BT.shape[1]} tokens of a sequence, and this rank was dealt {dealt.count}: with "
             "context_parallel every batch goes through `applied.deal(batch)`"
         )
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from plait.ops import attend
-from plait_context_parallel.dealt import Dealt
+from plait_context_parallel.dealt import DealtTokens
 from plait_context_parallel.fits import KEYWORDS, refuse_keywords
 from plait_context_parallel.order import Order
 
@@ -21,7 +21,7 @@ class Gathered:
 
     _axis: Any
     _order: Order
-    _dealt: Dealt
+    _dealt: DealtTokens
 
     def forward(
         self,
@@ -55,7 +55,7 @@ class GatheredMask:
     """Mixed into the class of the module that makes masks of documents."""
 
     _order: Order
-    _dealt: Dealt
+    _dealt: DealtTokens
 
     def forward(self, positions_BT: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         given = positions_BT if self._dealt.documents else None

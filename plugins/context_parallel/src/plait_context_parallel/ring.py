@@ -18,7 +18,7 @@ from torch import Tensor
 
 from plait_context_parallel import fused
 from plait_context_parallel.collectives import passed_on, waited
-from plait_context_parallel.dealt import Dealt
+from plait_context_parallel.dealt import DealtTokens
 from plait_context_parallel.fits import refuse_keywords
 from plait_context_parallel.gather import visible
 from plait_context_parallel.order import Order
@@ -31,7 +31,7 @@ class Ring:
 
     _axis: Any
     _order: Order
-    _dealt: Dealt
+    _dealt: DealtTokens
     _kernel: bool  # whether the device has one
 
     def forward(
@@ -64,13 +64,13 @@ class RingMask:
     """Mixed into the class of the module that makes masks of documents."""
 
     _order: Order
-    _dealt: Dealt
+    _dealt: DealtTokens
 
     def forward(self, positions_BT: Tensor, dtype: torch.dtype | None = None) -> Tensor | None:
         return begins(positions_BT, self._order, self._dealt)
 
 
-def begins(positions_BT: Tensor, order: Order, dealt: Dealt) -> Tensor | None:
+def begins(positions_BT: Tensor, order: Order, dealt: DealtTokens) -> Tensor | None:
     """The place at which the document of each of the rank's tokens begins, (B, 1, T, 1); None: a row is one."""
     return order.begins(positions_BT)[:, None, :, None] if dealt.documents else None
 

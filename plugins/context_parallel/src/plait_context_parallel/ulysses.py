@@ -11,7 +11,7 @@ from torch import Tensor
 
 from plait import PlaitError
 from plait_context_parallel.collectives import exchanged, gathered
-from plait_context_parallel.dealt import Dealt
+from plait_context_parallel.dealt import DealtTokens
 from plait_context_parallel.fits import KEY, refuse_keywords
 from plait_context_parallel.order import Order
 
@@ -21,7 +21,7 @@ class Ulysses:
 
     _axis: Any
     _order: Order
-    _dealt: Dealt
+    _dealt: DealtTokens
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Any = None, **how: Any) -> Tensor:
         plain: Any = super()
@@ -56,7 +56,7 @@ class UlyssesMask:
 
     _axis: Any
     _order: Order
-    _dealt: Dealt
+    _dealt: DealtTokens
 
     def forward(self, positions_BT: Tensor, dtype: torch.dtype | None = None) -> Any:
         plain: Any = super()

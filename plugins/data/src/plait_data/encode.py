@@ -79,11 +79,11 @@ def encoded(
             for group in _groups(files, text_key, fraction, GROUP, lost, True):
                 waiting.append((group, pool.submit(_of_worker, group)))
                 if len(waiting) == AHEAD * workers:
-                    group, found = waiting.popleft()
-                    yield join(group, found.result())
+                    group, encoded = waiting.popleft()
+                    yield join(group, encoded.result())
             while waiting:
-                group, found = waiting.popleft()
-                yield join(group, found.result())
+                group, encoded = waiting.popleft()
+                yield join(group, encoded.result())
     except BrokenProcessPool as error:
         raise PlaitError(
             "a process that turned text into tokens was killed, perhaps because memory ran out; fewer cores "
@@ -96,8 +96,8 @@ def _groups(
 ) -> Iterator[TextGroup]:
     group, filled, out = TextGroup(), 0, False
     for file in files:
-        found = pieces(file, text_key, lost)
-        for piece, window in windows(found) if in_windows else ((piece, None) for piece in found):
+        texts = pieces(file, text_key, lost)
+        for piece, window in windows(texts) if in_windows else ((piece, None) for piece in texts):
             out = held_out(piece.text, fraction) if piece.first else out
             group.texts.append(piece.text)
             group.held.append(out)

@@ -50,11 +50,11 @@ def wrap(
         own = [m for m in modules if not isinstance(m, FSDPModule) and any(True for _ in m.parameters())]
         if own:
             _shard(own, dense, reshard, common)
-        if found := [*own[:1], *(module for module, _ in inner)]:
-            units.append(found)
+        if gathered := [*own[:1], *(module for module, _ in inner)]:
+            units.append(gathered)
         return own
 
-    before, after = (list(found(model).values()) for found in (spec.before_of, spec.after_of))
+    before, after = (list(modules_of(model).values()) for modules_of in (spec.before_of, spec.after_of))
     tied = not _parameters(before).isdisjoint(_parameters(after))
     if tied:  # torch sums the gradients of a shared parameter within one group
         before, after = [*before, *after], []

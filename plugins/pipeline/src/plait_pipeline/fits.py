@@ -67,29 +67,29 @@ def check_micro_batches(options: PipelineOptions, run: Run, shares: int | None =
         part = max(total // (shares or 1), 1)
         local = max(size for size in range(1, min(local, part) + 1) if part % size == 0)
     rows = local * (shares or 1)
-    found = 1 if total is None else total // rows
-    check_count(options, run, found, rows, in_rounds=shares is not None)
+    micro = 1 if total is None else total // rows
+    check_count(options, run, micro, rows, in_rounds=shares is not None)
 
 
-def check_count(options: PipelineOptions, run: Run, found: int, rows: int, in_rounds: bool = True) -> None:
-    """Raise PlaitError if `found` micro-batches are too few for the schedule, or not in equal rounds.
+def check_count(options: PipelineOptions, run: Run, micro: int, rows: int, in_rounds: bool = True) -> None:
+    """Raise PlaitError if `micro` micro-batches are too few for the schedule, or not in equal rounds.
 
     rows: of one micro-batch on all data ranks.
     """
     train, degree = run.config.train, options.degree
     needs = SCHEDULES[options.schedule].fewest * degree
-    if found < needs:
+    if micro < needs:
         shares = max(rows // train.local_batch_size, 1)
         smaller, rest = divmod(train.global_batch_size or run.resumed_batch or 0, shares * needs)
         same = f"train.local_batch_size={smaller} would fit the same batch, and " if smaller and not rest else ""
         raise PlaitError(
-            f"a step has {found} micro-batch{'es' * (found > 1)} per rank, and {KEY}.schedule={options.schedule} with "
+            f"a step has {micro} micro-batch{'es' * (micro > 1)} per rank, and {KEY}.schedule={options.schedule} with "
             f"{KEY}.degree={degree} needs at least {needs}; {same}train.global_batch_size={needs * rows} would fit"
         ).at("train.global_batch_size", train.global_batch_size, fits=f"at least {needs * rows}")
-    rounds = max(found // degree, 1)
-    if in_rounds and SCHEDULES[options.schedule].several and found % rounds:
+    rounds = max(micro // degree, 1)
+    if in_rounds and SCHEDULES[options.schedule].several and micro % rounds:
         raise PlaitError(
-            f"a step has {found} micro-batches per rank, and {KEY}.schedule={options.schedule} with "
-            f"{KEY}.degree={degree} runs them in {rounds} equal rounds; {found - found % degree} would fit, such as "
-            f"with train.global_batch_size={(found - found % degree) * rows}"
-        ).at("train.global_batch_size", train.global_batch_size, fits=((found - found % degree) * rows,))
+            f"a step has {micro} micro-batches per rank, and {KEY}.schedule={options.schedule} with "
+            f"{KEY}.degree={degree} runs them in {rounds} equal rounds; {micro - micro % degree} would fit, such as "
+            f"with train.global_batch_size={(micro - micro % degree) * rows}"
+        ).at("train.global_batch_size", train.global_batch_size, fits=((micro - micro % degree) * rows,))

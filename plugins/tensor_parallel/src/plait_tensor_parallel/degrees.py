@@ -11,10 +11,10 @@ Axes = tuple[str | None, ...]
 
 def check(run: Run, degree: int, sequence_parallel: bool, async_tp: bool) -> None:
     """Raise PlaitError for a degree that does not divide what it must, and for impossible options."""
-    found = units(run)
-    for axis, count in found:
+    divided = units(run)
+    for axis, count in divided:
         if not divides(axis, count, degree):
-            fitting = [d for d in range(1, max(n for _, n in found) + 1) if all(divides(a, n, d) for a, n in found)]
+            fitting = [d for d in range(1, max(n for _, n in divided) + 1) if all(divides(a, n, d) for a, n in divided)]
             raise PlaitError(
                 f"{KEY}.degree={degree} does not divide the model's {count} {axis}; degrees that fit: "
                 f"{', '.join(map(str, fitting))}"
@@ -42,8 +42,8 @@ def check(run: Run, degree: int, sequence_parallel: bool, async_tp: bool) -> Non
 
 def degrees(run: Run, world_size: int) -> list[int]:
     """The degrees that divide the world and everything that must be divided."""
-    found = units(run)
-    return [d for d in divisors(world_size) if all(divides(a, n, d) for a, n in found)]
+    divided = units(run)
+    return [d for d in divisors(world_size) if all(divides(a, n, d) for a, n in divided)]
 
 
 def _mix_outside(run: Run) -> Iterator[str]:

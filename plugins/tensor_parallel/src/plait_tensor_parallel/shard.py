@@ -114,12 +114,12 @@ def _connect(branch: nn.Module, fqn: str, stream: ResidualStream, divided: bool,
 
 def _places(fqn: str, module: nn.Module, mesh: Mesh, spec: ModelSpec) -> dict[str, ParamDivision]:
     """Name -> layout of the parameters that `module` itself has, without those of another strategy."""
-    found = {}
+    places = {}
     for name, param in module.named_parameters(recurse=False):
         full = _name(fqn, name)
         if mesh.sharding_axis(spec.axes_of(full)) in (None, "tp") and not isinstance(param, DTensor):
-            found[name] = _place(full, param.shape, spec, mesh["tp"])
-    return found
+            places[name] = _place(full, param.shape, spec, mesh["tp"])
+    return places
 
 
 def _place(fqn: str, shape: torch.Size, spec: ModelSpec, axis: Any) -> ParamDivision:

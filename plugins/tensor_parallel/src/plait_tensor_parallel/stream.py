@@ -111,8 +111,8 @@ class ResidualStream:
         return Shard(x.dim() - 2) if self.sequence else WHOLE  # (B, T, D) or (T, D)
 
     def _move(self, x: Tensor, lies: Any, wanted: Any, gradient: Any) -> Tensor:
-        found = DTensor.from_local(x, self.axis, [lies], run_check=False)
-        return found.redistribute(placements=[wanted]).to_local(grad_placements=[gradient])
+        on_axis = DTensor.from_local(x, self.axis, [lies], run_check=False)
+        return on_axis.redistribute(placements=[wanted]).to_local(grad_placements=[gradient])
 
     def _divides(self, x: Tensor, where: str) -> None:
         self._is_one(x, where)

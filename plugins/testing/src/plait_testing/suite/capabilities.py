@@ -183,18 +183,18 @@ class Capabilities:
 
     def results(self, ranks: Pool, layout: str, trial: Trial) -> list[TrialResult]:
         """The result of every rank, kept for the other tests of the session. Skips if the strategy refuses."""
-        found = self.layouts[layout]
-        return self.try_or_be_refused(ranks, trial, train, trial, self.selected(found), world=found.world)
+        chosen = self.layouts[layout]
+        return self.try_or_be_refused(ranks, trial, train, trial, self.selected(chosen), world=chosen.world)
 
     def expected(self, ranks: Pool, layout: str, trial: Trial) -> list[TrialResult]:
         """What every rank must equal."""
         plain = attrs.evolve(trial, micro=1, chunks=1, remat="none", compile=None)
-        found = self.layouts[layout]
+        chosen = self.layouts[layout]
         if self.own:
             cloudpickle.register_pickle_by_value(sys.modules[type(self).__module__])  # ranks cannot import a test
         if self.own:
             reference, name = functools.partial(_reference, type(self)()), f"reference of {type(self)}"
-            answer, itself = ranks.once(reference, found, plain, world=1, name=name)[0]
+            answer, itself = ranks.once(reference, chosen, plain, world=1, name=name)[0]
             if itself and declared_distance(self.strategy) is None:
                 warnings.warn(
                     f"the reference of {self.strategy} is the strategy itself, in one process, which has the mistakes "
@@ -204,7 +204,7 @@ class Capabilities:
                 )
         else:
             answer = self.of_one_process(ranks, layout, trial)
-        return answer if isinstance(answer, list) else [answer] * found.world
+        return answer if isinstance(answer, list) else [answer] * chosen.world
 
     def of_one_process(self, ranks: Pool, layout: str, trial: Trial) -> TrialResult:
         """What one process computes under those strategies of a layout alone that extend the model."""

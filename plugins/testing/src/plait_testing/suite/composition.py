@@ -73,11 +73,11 @@ class Combination(Nearness):
     def test_keeps_to_the_ranks_of_its_own_axes(self, plait_ranks: Pool) -> None:
         """Beside a strategy whose ranks see the same tokens and hold the same values: sums over all ranks would be
         wrong."""
-        found, trial = self.layouts[self.last], self.trying()
-        if 2 * found.world > plait_ranks.size:
+        chosen, trial = self.layouts[self.last], self.trying()
+        if 2 * chosen.world > plait_ranks.size:
             pytest.skip(f"its last layout, twice, needs more than {plait_ranks.size} ranks")
         expected = self.expected(plait_ranks, self.last, trial)
-        echoed = plait_ranks.run(_beside_echo, trial, self.selected(found), world=2 * found.world)
+        echoed = plait_ranks.run(_beside_echo, trial, self.selected(chosen), world=2 * chosen.world)
         if self.own:
             self.check_near(echoed, self.of_one_process(plait_ranks, self.last, trial), trial)
         for rank, result in enumerate(echoed):
@@ -88,9 +88,9 @@ class Combination(Nearness):
             assert off <= BOUNDS["float64"][1], f"rank {rank}: the norm of step {step} is off by {off:.2e}"
 
     def test_an_error_in_a_hook_names_it(self, plait_ranks: Pool, hook: str) -> None:
-        found = self.layouts[self.last]
+        chosen = self.layouts[self.last]
         with pytest.raises(RankError) as caught:
-            plait_ranks.run(_failing, self.strategy, hook, self.trying(), self.selected(found), world=found.world)
+            plait_ranks.run(_failing, self.strategy, hook, self.trying(), self.selected(chosen), world=chosen.world)
         assert f"raised by {plugins.described(self.strategy)} in its hook {hook!r}" in str(caught.value)
 
 

@@ -49,9 +49,9 @@ class Nearness(Capabilities):
         if not names or trial.dtype != "float64":
             return
         self.untrained = (*self.untrained, *(f"{name} of {trial.model}" for name in names))
-        found = self.layouts[layout]
-        plain: Mapping[str, Any] = self.selected(found)
-        answers = ranks.once(touched, attrs.evolve(trial, last=False), plain, self.strategy, world=found.world)
+        chosen = self.layouts[layout]
+        plain: Mapping[str, Any] = self.selected(chosen)
+        answers = ranks.once(touched, attrs.evolve(trial, last=False), plain, self.strategy, world=chosen.world)
         changed = {*trains} & {name for answer in answers for name in answer}
         assert not changed or changed - {*names}, (
             f"{self.strategy} changes only parameters whose gradients are zero, in one process too, so this check says "

@@ -30,8 +30,8 @@ class Numerics(Nearness):
     def test_every_token_is_seen_once(self, plait_ranks: Pool, layout: str) -> None:
         """Of the ranks that count for their tokens, no two have the same, none is left out, and each token has its own
         label and position."""
-        found = self.layouts[layout]
-        dealt = plait_ranks.run(_dealt, self.trying(), self.selected(found), world=found.world)
+        chosen = self.layouts[layout]
+        dealt = plait_ranks.run(_dealt, self.trying(), self.selected(chosen), world=chosen.world)
         for rank, (_, _, wrong) in enumerate(dealt):
             assert not wrong, f"rank {rank}: {wrong} tokens have another token's label or position"
         tokens = sorted(token for seen, leader, _ in dealt if leader for token in seen)
@@ -61,9 +61,9 @@ class Numerics(Nearness):
         self.check_way(self.results(plait_ranks, self.last, trial), expected, trial)
 
     def test_clipping_scales_every_gradient_alike(self, plait_ranks: Pool) -> None:
-        found = self.layouts[self.last]
+        chosen = self.layouts[self.last]
         for rank, (norm, worst, name) in enumerate(
-            plait_ranks.run(_clipped, self.trying(), self.selected(found), world=found.world)
+            plait_ranks.run(_clipped, self.trying(), self.selected(chosen), world=chosen.world)
         ):
             assert worst <= 1e-5, f"rank {rank}: {name!r} was not scaled by max_norm / norm (norm {norm:.6g})"
 
@@ -81,10 +81,10 @@ class Numerics(Nearness):
         tied = [model for model in ("tied", "odd") if f"model {model}" not in self.refuses]
         if not tied:
             pytest.skip("it refuses all models with tied parameters")
-        found = self.layouts[self.last]
+        chosen = self.layouts[self.last]
         for model in tied:
             names = {name for name, _ in self.extended(Trial(model))[0].named_parameters()}
-            for got in plait_ranks.run(_names, Trial(model), self.selected(found), world=found.world):
+            for got in plait_ranks.run(_names, Trial(model), self.selected(chosen), world=chosen.world):
                 assert got == names, f"parameters of {model!r} that should be one are several: {sorted(got - names)}"
 
     def test_accumulation_equals_one_big_batch(self, plait_ranks: Pool) -> None:
@@ -121,8 +121,8 @@ class Numerics(Nearness):
             self._check_losses(result, expected[rank], mixed, rank)
 
     def test_mixed_precision_computes_in_bfloat16(self, plait_ranks: Pool) -> None:
-        found, trial = self.layouts[self.last], self.trying(dtype="mixed")
-        answers = self.try_or_be_refused(plait_ranks, trial, _dtypes, trial, self.selected(found), world=found.world)
+        chosen, trial = self.layouts[self.last], self.trying(dtype="mixed")
+        answers = self.try_or_be_refused(plait_ranks, trial, _dtypes, trial, self.selected(chosen), world=chosen.world)
         for computed, stored in answers:
             assert computed == {"torch.bfloat16"}, f"matrix products run in {sorted(computed)}"
             assert stored == {"torch.float32"}, f"parameters and gradients are stored in {sorted(stored)}"

@@ -22,17 +22,17 @@ SIZES = ("llama3", "tied")  # two sizes of one architecture
 class Resources(Capabilities):
     def test_no_rank_holds_more_than_declared(self, plait_ranks: Pool, layout: str) -> None:
         """Elements of every parameter, then bytes of all storages of parameters, gradients and optimizer together."""
-        found, trial = self.layouts[layout], self.trying_tied(dtype="float32", trains_with=None)
-        degree, (model, spec) = self.degrees(found, trial), self.extended(trial)
+        chosen, trial = self.layouts[layout], self.trying_tied(dtype="float32", trains_with=None)
+        degree, (model, spec) = self.degrees(chosen, trial), self.extended(trial)
         allowed, most = dict[str, int](), 0
         for name, p in model.named_parameters():
             about = {"shape": tuple(p.shape), "axes": spec.axes_of(name), "degree": degree}
-            allowed[name] = self.declared("held", found, **about)
+            allowed[name] = self.declared("held", chosen, **about)
             gradient, moment = (
-                self.declared(what, found, held=allowed[name], **about) for what in ("held_gradient", "held_state")
+                self.declared(what, chosen, held=allowed[name], **about) for what in ("held_gradient", "held_state")
             )
             most += 4 * (allowed[name] + gradient + 2 * moment + 1)  # float32
-        for rank, (held, total) in enumerate(plait_ranks.run(_holds, trial, self.selected(found), world=found.world)):
+        for rank, (held, total) in enumerate(plait_ranks.run(_holds, trial, self.selected(chosen), world=chosen.world)):
             for name, (elements, lies) in held.items():
                 assert elements <= allowed[name], (
                     f"rank {rank} holds {elements} elements of {name!r}, declared {allowed[name]}; placement: {lies}"
@@ -43,32 +43,32 @@ class Resources(Capabilities):
     def test_collectives_are_those_declared(self, plait_ranks: Pool, layout: str, size: str) -> None:
         if f"model {size}" in self.refuses:
             pytest.skip(f"it refuses the model {size}")
-        found, trial = self.layouts[layout], Trial(size, dtype="float32")
-        degree = self.degrees(found, trial)
+        chosen, trial = self.layouts[layout], Trial(size, dtype="float32")
+        degree = self.degrees(chosen, trial)
         size_of = Size.of(*self.extended(trial), SAMPLES * SEQ_LEN)
-        wanted = self.declared("collectives", found, size=size_of, degree=degree)
+        wanted = self.declared("collectives", chosen, size=size_of, degree=degree)
         if wanted is None:
             pytest.skip("collectives are not declared")
-        for rank, counted in enumerate(plait_ranks.run(_counted, trial, self.selected(found), world=found.world)):
+        for rank, counted in enumerate(plait_ranks.run(_counted, trial, self.selected(chosen), world=chosen.world)):
             _compare(counted, [c for c in wanted if degree.get(c.axis, 2) > 1 and c.count], degree, rank)
         if layout == self.last and size == SIZES[0] and "accumulation" not in self.refuses:
             trial = attrs.evolve(trial, micro=2)
-            for rank, counted in enumerate(plait_ranks.run(_counted, trial, self.selected(found), world=found.world)):
+            for rank, counted in enumerate(plait_ranks.run(_counted, trial, self.selected(chosen), world=chosen.world)):
                 _compare_accumulated(counted, wanted, self.once_a_step, degree, rank)
 
     def test_collectives_of_an_update_are_those_declared(self, plait_ranks: Pool, layout: str) -> None:
-        found, trial = self.layouts[layout], self.trying(dtype="float32", trains_with=None)
-        degree = self.degrees(found, trial)
+        chosen, trial = self.layouts[layout], self.trying(dtype="float32", trains_with=None)
+        degree = self.degrees(chosen, trial)
         size = Size.of(*self.extended(trial), SAMPLES * SEQ_LEN)
-        wanted = self.declared("collectives_of_update", found, size=size, degree=degree)
-        for rank, counted in enumerate(plait_ranks.run(_updated, trial, self.selected(found), world=found.world)):
+        wanted = self.declared("collectives_of_update", chosen, size=size, degree=degree)
+        for rank, counted in enumerate(plait_ranks.run(_updated, trial, self.selected(chosen), world=chosen.world)):
             _compare(counted, [c for c in wanted if degree.get(c.axis, 2) > 1 and c.count], degree, rank)
 
     def test_nothing_is_left_behind(self, plait_ranks: Pool) -> None:
         """In fresh processes, because a patch of torch is made only once: settings, hooks, patches, process groups."""
-        found = self.layouts[self.last]
-        with plait_ranks.fresh(found.world) as fresh:
-            answers = fresh.run(left_behind, self.trying(), self.selected(found), world=found.world)
+        chosen = self.layouts[self.last]
+        with plait_ranks.fresh(chosen.world) as fresh:
+            answers = fresh.run(left_behind, self.trying(), self.selected(chosen), world=chosen.world)
         for rank, answer in enumerate(answers):
             assert not answer, f"after a run on rank {rank}: {'; '.join(answer)}"
 

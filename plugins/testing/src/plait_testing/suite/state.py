@@ -23,25 +23,25 @@ from plait_testing.trial import Trial, full, of_all_stages, take_step
 class State(Capabilities):
     def test_checkpoint_has_the_names_of_one_process(self, plait_ranks: Pool) -> None:
         """Canonical FQNs, a tied parameter once."""
-        found = self.layouts[self.last]
+        chosen = self.layouts[self.last]
         trial = self.trying_tied(dtype="float32")
         model, _ = self.extended(trial)
         buffers = {name for name, _ in model.named_buffers()} & model.state_dict().keys()
         plain = {name for name, _ in model.named_parameters()} | buffers
-        for got in plait_ranks.once(_names, trial, self.selected(found), world=found.world):
+        for got in plait_ranks.once(_names, trial, self.selected(chosen), world=chosen.world):
             names = {key.removeprefix("model.") for key in got if key.startswith("model.")}
             assert names == plain, f"missing {sorted(plain - names)[:3]}, not expected {sorted(names - plain)[:3]}"
 
     def test_checkpoint_holds_the_optimizer(self, plait_ranks: Pool) -> None:
         """All that it keeps in one process: of AdamW both moments and the step, for every parameter that trains."""
-        found = self.layouts[self.last]
+        chosen = self.layouts[self.last]
         trial = self.trying_tied(dtype="float32")
         names = {name for name, p in self.extended(trial)[0].named_parameters() if p.requires_grad}
         (one,) = plait_ranks.once(_names, trial, self.extending, world=1)
         wanted = {key for key in one if key.startswith("optimizer.")}
         of_adamw = {f"optimizer.{name}.{key}" for name in names for key in ("exp_avg", "exp_avg_sq", "step")}
         assert self.optimizer or wanted >= of_adamw, f"one process lacks {sorted(of_adamw - wanted)[:3]}, ..."
-        for got in plait_ranks.once(_names, trial, self.selected(found), world=found.world):
+        for got in plait_ranks.once(_names, trial, self.selected(chosen), world=chosen.world):
             assert wanted <= got, f"the checkpoint lacks {sorted(wanted - got)[:3]}, ..."
 
     def test_checkpoint_loads_in_other_layouts(
@@ -89,11 +89,11 @@ class State(Capabilities):
     def test_checkpoint_holds_what_one_process_holds(self, plait_ranks: Pool) -> None:
         """Before the first step the initial values, bitwise; after it AdamW's first moment, a tenth of the gradient;
         after each of three steps what the ranks hold: a strategy may act only every few steps."""
-        found, trial = self.layouts[self.last], self.trying_tied(trains_with=None)  # AdamW, whose moments it knows
+        chosen, trial = self.layouts[self.last], self.trying_tied(trains_with=None)  # AdamW, whose moments it knows
         initial = self.initial(plait_ranks, trial)
         expected = [] if self.own else self.expected(plait_ranks, self.last, trial)
         for rank, (before, moments, wrong_after) in enumerate(
-            plait_ranks.run(_contents, trial, self.selected(found), self._params(trial), self.own, world=found.world)
+            plait_ranks.run(_contents, trial, self.selected(chosen), self._params(trial), self.own, world=chosen.world)
         ):
             wrong = unequal(before, initial)
             assert wrong is None, f"rank {rank} would save other initial parameters: {wrong}"
@@ -107,9 +107,9 @@ class State(Capabilities):
     def test_two_runs_are_bitwise_equal(self, plait_ranks: Pool) -> None:
         from plait_testing.trial import train
 
-        found, trial = self.layouts[self.last], self.trying(dtype="float32", steps=SINGLE_STEPS)
-        once = self.try_or_be_refused(plait_ranks, trial, train, trial, self.selected(found), world=found.world)
-        again = plait_ranks.run(train, trial, self.selected(found), world=found.world)
+        chosen, trial = self.layouts[self.last], self.trying(dtype="float32", steps=SINGLE_STEPS)
+        once = self.try_or_be_refused(plait_ranks, trial, train, trial, self.selected(chosen), world=chosen.world)
+        again = plait_ranks.run(train, trial, self.selected(chosen), world=chosen.world)
         for rank, (a, b) in enumerate(zip(once, again, strict=True)):
             assert a.losses == b.losses, f"losses on rank {rank}"
             assert (wrong := unequal(b.final, a.final)) is None, (
@@ -120,9 +120,9 @@ class State(Capabilities):
         """The trainer on real text: losses, norms and counts of every step, and the validation's mean over tokens."""
         if self.own:
             pytest.skip("its mathematics are its own")
-        found = self.layouts[self.last]
+        chosen = self.layouts[self.last]
         runs = []
-        for strategies, world in ((self.extending, 1), (self.selected(found), found.world)):
+        for strategies, world in ((self.extending, 1), (self.selected(chosen), chosen.world)):
             runs.append(self._run_trainer(plait_ranks, strategies, tmp_path, world))
         one, many = runs
         assert [row["tokens"] for row in many] == [row["tokens"] for row in one]
@@ -132,9 +132,9 @@ class State(Capabilities):
 
     def test_killed_and_resumed_is_bitwise_equal(self, plait_ranks: Pool, tmp_path: Path) -> None:
         """`plait train`, killed with all its ranks and started again, beside a trainer that nothing disturbs."""
-        found = self.layouts[self.last]
-        strategies, folder = self.selected(found), tmp_path / "runs" / "a"
-        arguments = whole_run.overrides(strategies, tmp_path, found.world, "run.name=a", model=self.run_model)
+        chosen = self.layouts[self.last]
+        strategies, folder = self.selected(chosen), tmp_path / "runs" / "a"
+        arguments = whole_run.overrides(strategies, tmp_path, chosen.world, "run.name=a", model=self.run_model)
         process = whole_run.start(arguments, tmp_path)
         whole_run.wait_for_step(folder, 5, process)
         whole_run.wait_for_checkpoint(folder, process)
@@ -145,7 +145,7 @@ class State(Capabilities):
         output = process.communicate(timeout=300)[0]
         assert process.returncode == 0, output
         assert "checkpoint: resuming after step" in output, output
-        undisturbed = self._run_trainer(plait_ranks, strategies, tmp_path, found.world, exact=False)
+        undisturbed = self._run_trainer(plait_ranks, strategies, tmp_path, chosen.world, exact=False)
         a, b = map(whole_run.numbers, (undisturbed, whole_run.rows(folder)))
         different = [x[0] for x, y in zip(a, b, strict=True) if x != y]
         assert not different, f"steps {different} differ after the run was killed"
