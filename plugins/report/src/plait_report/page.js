@@ -133,7 +133,7 @@ function draw(chart, id, shown) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: style("--text"), size: 12 },
     margin: { l: 50, r: 34, t: 12, b: 40 }, hovermode: "x unified", hoverlabel: { bgcolor: style("--card"), namelength: 40 },
     xaxis: { ...lines, exponentformat: "SI", type: state.logx ? "log" : "linear", title: { text: report.axes[axis], standoff: 6 } },
-    yaxis: { ...lines, type: state.logy ? "log" : "linear", title: { text: chart.unit } },
+    yaxis: { ...lines, type: state.logy ? "log" : "linear", title: { text: chart.unit, standoff: 10 } },
     uirevision: `${axis} ${state.logx} ${state.logy}`,
     modebar: { orientation: "v", bgcolor: "rgba(0,0,0,0)", color: style("--dim"), activecolor: style("--text") },
   }, { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] });
