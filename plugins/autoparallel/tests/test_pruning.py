@@ -62,7 +62,7 @@ def test_no_family_takes_less_than_any_other_of_its_core_says(names, model):
     given = searched.run, searched.layouts, list(range(len(searched.layouts))), {}, searched.cluster.granularity
     traced = {i: family.pieces for family in planning.families(*given, first=True) for i in family.members}
     compared = 0
-    for families in by_core(searched.layouts, traced):
+    for families in by_core(searched.layouts, traced, planning.made_of(searched.run, searched.layouts)):
         bounds = [Bounds(searched.layouts, searched.cluster, searched.wanted, None) for _ in families]
         for own, family in zip(bounds, families, strict=True):
             own.learn({i: traced[i] for i in family})
@@ -76,6 +76,15 @@ def test_no_family_takes_less_than_any_other_of_its_core_says(names, model):
                     assert 0 < bound(said.price, said.segments, micro) <= least * (1 + 1e-9), searched.layouts[i].text()
                     compared += 1
     assert compared > 10
+
+
+def test_the_first_families_of_all_cores_need_few_traces():
+    heads = ("model.n_heads=8", "model.n_kv_heads=8", "model.dim=256", "model.n_layers=2")
+    searched = Searched(32, ("fsdp2", "tensor_parallel"), *heads)
+    made_of = planning.made_of(searched.run, searched.layouts)
+    cores = by_core(searched.layouts, range(len(searched.layouts)), made_of)
+    assert len(cores) == 4  # no tensor parallelism, and that of 2, 4 and 8 ranks
+    assert len({i for families in cores for i in made_of[families[0][0]]}) == 3  # 4 ranks lie between
 
 
 @pytest.mark.slow
@@ -159,7 +168,8 @@ class Over(Watch):
 
 
 def pressed(line):
-    signal.raise_signal(signal.SIGINT)
+    if "best so far" in line:
+        signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from plait import PlaitError
-from plait.host import compose
+from plait.host import compose, text
 from plait_plan.engine import plan
 from plait_plan.job import Request
 from plait_plan.limits import found, limit
@@ -73,7 +73,9 @@ def test_it_claims_no_more_than_was_tried(
 
     monkeypatch.setattr(Request, "plan", arithmetic)
     key = "train.local_batch_size"
-    reached = limit(Request([*TINY, f"{key}={start}"]), key, largest)
+    told: list[str] = []
+    reached = limit(Request([*TINY, f"{key}={start}"]), key, largest, to=told.append)
+    assert f"plan: {key}={reached.value}: {text.size(abs(17 - reached.value))} are left" in told
     assert reached.text().replace(key, "KEY").startswith(f"KEY{said}")
 
 

@@ -16,17 +16,27 @@ from plait_autoparallel.stages import Plans, undecided
 Families = list[list[int]]  # indices of compositions, by the trace that serves them
 
 
-def by_core(layouts: list[planning.Composition], wanted: Iterable[int]) -> list[Families]:
-    """The families of each core, those with fewest strategies first."""
+def by_core(
+    layouts: list[planning.Composition], wanted: Iterable[int], made_of: Mapping[int, list[int]]
+) -> list[Families]:
+    """The families of each core, those with fewest strategies first. made_of: the traces that each composition needs;
+    of the families that may come first, those do that need fewest of which no other core's first has need."""
     serves = planning.representatives(layouts)
     found: dict[str, dict[int, list[int]]] = {}
     for i in wanted:
         found.setdefault(layouts[i].core, {}).setdefault(serves[i], []).append(i)
 
-    def simple(i: int) -> tuple[int, int, int]:
-        return layouts[i].layout.count("layers"), len(layouts[i].strategies), i
+    def simple(i: int) -> tuple[int, int]:
+        return layouts[i].layout.count("layers"), len(layouts[i].strategies)
 
-    return [[found[core][key] for key in sorted(found[core], key=simple)] for core in sorted(found)]
+    traces: set[int] = set()
+    ordered = []
+    for core in sorted(found):
+        keys = sorted(found[core], key=lambda i: (*simple(i), i))
+        first = min(keys, key=lambda i: (*simple(i), len(traces.union(made_of[i])), i))
+        traces.update(made_of[first])
+        ordered.append([found[core][key] for key in (first, *(key for key in keys if key != first))])
+    return ordered
 
 
 class Bounds:

@@ -71,7 +71,7 @@ def _still_meant(plan: file.Text, run: Run, asked: dict[str, Any]) -> bool:
 
 def _search(options: AutoParallelOptions, run: Run, blocks: list[str], kept: file.Text | None) -> None:
     from plait_autoparallel.search import or_what_helps, search
-    from plait_autoparallel.watch import Watch, to_console
+    from plait_autoparallel.watch import Watch
 
     cluster, found_by = _cluster(run)
     capacity = options.memory if options.memory is not None else cluster.memory - cluster.reserved
@@ -91,15 +91,16 @@ def _search(options: AutoParallelOptions, run: Run, blocks: list[str], kept: fil
     wanted = Constraints(options.axes or {}, require, forbid, run.spec, run.shapes, samples, mode, together)
     layouts, reasons = planning.compositions(_in_smallest_batches(run, samples, together), offered)
     wanted.check(blocks, {a for c in layouts for a in _axes(c)})
-    limit, watch = capacity, Watch(options.seconds, to_console)
-    for _ in range(TRIES):
-        found = or_what_helps(functools.partial(search, run, layouts, reasons, cluster, limit, watch=watch), wanted)
-        decision = decision_of(found, samples)
-        peak = _needed(run, decision, blocks, cluster, found)
-        if peak <= capacity:
-            break
-        limit = capacity - (peak - found.best.mix.total.peak)
-    else:
+    limit, watch = capacity, Watch(options.seconds)
+    with planning.Telling(watch.still) as watch.tell:
+        for _ in range(TRIES):
+            found = or_what_helps(functools.partial(search, run, layouts, reasons, cluster, limit, watch=watch), wanted)
+            decision = decision_of(found, samples)
+            peak = _needed(run, decision, blocks, cluster, found)
+            if peak <= capacity:
+                break
+            limit = capacity - (peak - found.best.mix.total.peak)
+    if peak > capacity:
         raise PlaitError(
             f"after {TRIES} searches the plan still needs {words.size(peak)} per rank, and there are "
             f"{words.size(capacity)}; set {KEY}.memory to less than that, and please report this"

@@ -114,7 +114,8 @@ def search(
         count = total
 
     with watch.ending():
-        cores = by_core(layouts, shared) if prune else [[[i] for i in shared]]
+        cores = by_core(layouts, shared, planning.made_of(run, layouts)) if prune else [[[i] for i in shared]]
+        watch.begin(len(shared), sum(map(len, cores)))
         others = [families[1:] for families in cores] if prune else []
         trace([i for families in cores for i in families[0]] if prune else shared, lazy, sum(map(len, others)))
         bounds = Bounds(layouts, cluster, wanted, plans)

@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -55,6 +54,11 @@ class Watch:
             if handled:
                 signal.signal(signal.SIGINT, before)
 
+    def begin(self, layouts: int, families: int) -> None:
+        """A search begins, of so many layouts that are traced in so many families, or fewer."""
+        self._now = (0, families)
+        self.tell(f"autoparallel: compares {layouts} layouts, of at most {families} families; traces the first")
+
     def see(self, traced: int, of: int, fresh: bool, best: Any) -> None:
         """A family is known, the one number `traced` of at most `of`; fresh: it was traced now. Raises Enough if the
         time is over."""
@@ -65,10 +69,7 @@ class Watch:
         taken = time.monotonic() - self._start
         left = taken / self._fresh * (of - traced)
         limited = left if self.seconds is None else min(left, max(self.seconds - taken, 0.0))
-        so_far = "nothing fits yet"
-        if best is not None:
-            so_far = f"best so far {words.described(best.candidate)}: {words.time(best.mix.total.seconds)} a step"
-        self.tell(f"autoparallel: {traced} of at most {of} families, about {limited:.0f} s left; {so_far}")
+        self.tell(f"{self._far()}, at most about {limited:.0f} s left; {self._so_far()}")
         if best is None or traced >= of:
             return
         if self._pressed:
@@ -76,6 +77,14 @@ class Watch:
         if self.seconds is not None and taken >= self.seconds:
             raise Enough(f"strategy.autoparallel.seconds={self.seconds:g}")
 
+    def still(self, seconds: float) -> str:
+        """What to say if nothing new is known after so many seconds."""
+        return f"{self._far()}, {seconds:.0f} s so far; {self._so_far()}"
 
-def to_console(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    def _far(self) -> str:
+        return f"autoparallel: {self._now[0]} of at most {self._now[1]} families"
+
+    def _so_far(self) -> str:
+        if (best := self._best) is None:
+            return "nothing fits yet"
+        return f"best so far {words.described(best.candidate)}: {words.time(best.mix.total.seconds)} a step"

@@ -9,6 +9,7 @@ from plait import Cluster, PlaitError
 from plait.host import compose, one_line, text
 from plait_plan.edge import edge
 from plait_plan.job import PlannedJob, Request
+from plait_plan.telling import Telling
 from plait_plan.values import Plan
 
 MOST_RANKS, MOST = 2**16, 2**24
@@ -47,15 +48,19 @@ class Limit:
 def found(request: Request, label: str, key: str, largest: bool) -> PlannedJob:
     """The run of one line of a table."""
     try:
-        reached = limit(request, key, largest)
+        reached = limit(request, key, largest, label)
     except PlaitError as error:
         return PlannedJob(label, why=one_line(error))
     told = " ".join(part for part in (label, f"{reached.key}={reached.value}") if part)
     return PlannedJob(told, reached.plan, cost=reached.request.cost(reached.plan))
 
 
-def limit(request: Request, key: str, largest: bool) -> Limit:
-    """Raises PlaitError if no value fits, there is no cluster, or the key has no whole number."""
+def limit(request: Request, key: str, largest: bool, label: str = "", to: Callable[[str], None] | None = None) -> Limit:
+    """Raises PlaitError if no value fits, there is no cluster, or the key has no whole number.
+
+    A line is told of each value that was tried, and one after each 8 seconds without. label: of the run among several.
+    to: gets the lines; None: standard error.
+    """
     config = compose(request.overrides)
     cluster = Cluster.of(config.cluster)
     option = "--largest" if largest else "--smallest"
@@ -72,7 +77,16 @@ def limit(request: Request, key: str, largest: bool) -> Limit:
     else:
         values, start = range(1, MOST), _whole_number(config.plain(), key, option) - 1
     plans = Plans(lambda value: request.changed({key: value}))
-    inside, outside = edge(values, plans.free, start, rising=largest, inverse=key == "world")
+    told = f"plan: {label} {key}" if label else f"plan: {key}"
+    with Telling(lambda seconds: f"{told}={plans.now} is tried, {seconds:.0f} s so far", to) as tell:
+
+        def free(value: Any) -> float | None:
+            left = plans.free(value)
+            if left is not None:
+                tell(f"{told}={value}: {text.size(abs(left))} are {'left' if left >= 0 else 'too much'}")
+            return left
+
+        inside, outside = edge(values, free, start, rising=largest, inverse=key == "world")
     if inside is None:
         if outside is None and plans.error is not None:
             raise plans.error
@@ -90,13 +104,14 @@ def limit(request: Request, key: str, largest: bool) -> Limit:
 
 
 class Plans:
-    """Plans by a value, each made once. tried: of which `free` was asked. error: the last reason why one could not
-    be."""
+    """Plans by a value, each made once. tried: of which `free` was asked, last of `now`. error: the last reason why one
+    could not be."""
 
     def __init__(self, request: Callable[[Any], Request]) -> None:
         self._ask = request
         self._made: dict[Any, Plan] = {}
         self.tried: set[Any] = set()
+        self.now: Any = None
         self.error: PlaitError | None = None
 
     def of(self, value: Any) -> Plan:
@@ -106,6 +121,7 @@ class Plans:
 
     def free(self, value: Any) -> float | None:
         """Bytes that are left, None if there can be no such run."""
+        self.now = value
         self.tried.add(value)
         try:
             return self.of(value).free

@@ -9,9 +9,10 @@ from plait_plan.pricing.pieces import Pieces
 from plait_plan.pricing.price import BlockCost, Price, Total, price, put_together
 from plait_plan.pricing.space import Composition, compositions, offering, representatives, stage_plan
 from plait_plan.pricing.stage_price import StageTotal, planned_stages, shares, stage_total
-from plait_plan.pricing.traces import Family, families, traces
+from plait_plan.pricing.traces import Family, families, made_of, traces
 from plait_plan.ranks import degrees, members
 from plait_plan.roofline import seconds_of, seconds_to_send
+from plait_plan.telling import Telling
 
 __all__ = [
     "BlockCost",
@@ -20,6 +21,7 @@ __all__ = [
     "Pieces",
     "Price",
     "StageTotal",
+    "Telling",
     "Total",
     "activations",
     "block_graphs",
@@ -27,6 +29,7 @@ __all__ = [
     "compositions",
     "degrees",
     "families",
+    "made_of",
     "members",
     "needs",
     "offering",

@@ -124,6 +124,13 @@ def _made(indices: Iterable[int], job: Callable[[int], PiecesOf]) -> Iterator[tu
         yield rest[place], one, True
 
 
+def made_of(run: Run, found: list[Composition]) -> dict[int, list[int]]:
+    """Index of each composition -> those whose traces make its pieces."""
+    serves = representatives(found)
+    mixes = ends(run, found, sorted(set(serves.values())))
+    return {i: [j for _, j in mixes[by]] for i, by in serves.items()}
+
+
 def traces(
     run: Run, found: list[Composition], wanted: list[int], fixed: Mapping[str, Mapping[str, Any]], granularity: int = 1
 ) -> tuple[dict[int, list[Pieces]], int]:
