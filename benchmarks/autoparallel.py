@@ -44,7 +44,7 @@ def found(overrides: list[str], world: int, common: Sequence[str] = COMMON, prun
     from plait import PlaitError
     from plait.host import check, compose
     from plait_autoparallel import decide, search
-    from plait_plan.engine import _plannable
+    from plait_plan.engine import plannable
 
     caught: list[Any] = []
     plain = decide.file.plan
@@ -56,7 +56,7 @@ def found(overrides: list[str], world: int, common: Sequence[str] = COMMON, prun
     decide.file.plan = noted
     usual, search.search = search.search, functools.partial(search.search, prune=prune)
     try:
-        check(_plannable(compose([*common, *overrides, OURS]), []), world)
+        check(plannable(compose([*common, *overrides, OURS]), []), world)
     except PlaitError as error:
         return error
     finally:

@@ -151,7 +151,7 @@ def fitted(found: Any, cluster: Any, wanted: float) -> float:
 def main(parts: list[str], few: bool) -> None:
     from plait.contract.cluster import Cluster
     from plait.host import check, compose
-    from plait_plan.engine import _plannable, plan, step_of
+    from plait_plan.engine import plan, plannable, step_of
 
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     print(f"{about()}\n")
@@ -167,7 +167,7 @@ def main(parts: list[str], few: bool) -> None:
             every, compiled = row.memory is not None and not few, config.compile.enabled
             one = plan(config, row.world, every=every)
             assert one.time is not None
-            checked = check(_plannable(config, []), row.world)
+            checked = check(plannable(config, []), row.world)
             found = step_of(checked.config, checked.assembly, 0, cluster, every, compiled)
             each = one.tokens / row.world
             if row.fitted:

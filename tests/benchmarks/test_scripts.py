@@ -1,6 +1,7 @@
 """Each benchmark starts and prints what its README promises, with settings too small to measure anything."""
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -30,6 +31,17 @@ def printed(script: str, *arguments: str, cwd: Path) -> str:
 def table(text: str) -> list[list[str]]:
     """The rows of the tables in `text`, without rules and the first head."""
     return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in FOLDER.glob("*.py")))
+def test_what_a_benchmark_imports_of_plait_is_there(script: str) -> None:
+    """Also what it imports inside functions: most tables take minutes, so no test prints them."""
+    for node in ast.walk(ast.parse((FOLDER / script).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("plait"):
+            module = importlib.import_module(node.module or "")
+            for each in node.names:
+                there = hasattr(module, each.name) or importlib.util.find_spec(f"{node.module}.{each.name}")
+                assert there, f"{script} imports {each.name} from {node.module}"
 
 
 @pytest.mark.slow

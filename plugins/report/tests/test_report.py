@@ -232,6 +232,13 @@ def test_columns_with_names_and_seeds_of_one_config(plait_project, tmp_path):
     assert "4.5000 (4.0000 to 5.0000)" in text_of(page)
 
 
+def test_a_mean_over_fewer_seeds_than_there_are_says_so(plait_project, tmp_path):
+    make_run(tmp_path / "runs/1", seed=1)
+    make_run(tmp_path / "runs/2", seed=2, more={"val_loss": None}.items())  # it has not come to its validation
+    assert plait_project("report", "runs").code == 0
+    assert "5.0000 (5.0000 to 5.0000), 1 of 2 runs" in text_of((tmp_path / "report.html").read_text())
+
+
 class Headings(HTMLParser):
     """What a screen reader needs: `wrong` has each table, heading of a table, control and chart that lacks it."""
 

@@ -51,6 +51,8 @@ def _span(values: list[float | None]) -> Cell:
     if not known:
         return words("-")
     shown = f"{text.loss(fmean(known))} ({text.loss(min(known))} to {text.loss(max(known))})"
+    if len(known) < len(values):  # others have not come so far
+        shown += f", {len(known)} of {len(values)} runs"
     return number(shown, fmean(known))
 
 
