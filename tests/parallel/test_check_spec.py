@@ -38,6 +38,11 @@ def test_a_pattern_that_matches_nothing(model, field):
     )
 
 
+def test_a_router_counts(model):
+    says = "'layers.0.ffn_norm' in `routers`, but it has no 'now': a router counts copies of tokens in int64 buffers"
+    assert says in refused(model, routers=("layers.*.ffn_norm",))
+
+
 def test_elementwise_parameters_have_one_dim(model):
     says = "in `elementwise`, which must match parameters of 1 dim, and only these; it matches"
     assert refused(model, elementwise=("layers.*.sink",)) == f"'layers.*.sink' {says} none"

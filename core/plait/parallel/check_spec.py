@@ -4,6 +4,7 @@ from torch import nn
 
 from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec, matches, named
+from plait.contract.router import COUNTS
 from plait.contract.unequal_parts import UnequalParts
 
 # Fields of a spec that name modules.
@@ -39,6 +40,12 @@ def check_spec(model: nn.Module, spec: ModelSpec) -> None:
         for pattern in (patterns,) if isinstance(patterns := getattr(spec, field) or (), str) else patterns:
             if not named(model, (pattern,)):
                 raise PlaitError(f"the model's spec names {pattern!r} in `{field}`, but no module matches that pattern")
+    for fqn, router in spec.routers_of(model).items():
+        if missing := [name for name in (*COUNTS, "update") if not hasattr(router, name)]:
+            raise PlaitError(
+                f"the model's spec names {fqn!r} in `routers`, but it has no {missing[0]!r}: a router counts copies of "
+                "tokens in int64 buffers now, seen and counts, and has a method update()"
+            )
     for reader, writer in spec.writers.items():
         if not {reader, writer} <= {*spec.branches}:
             raise PlaitError(

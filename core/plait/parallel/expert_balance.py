@@ -1,12 +1,6 @@
 """The balance of experts: adds the routers' counts over the step and all ranks, once, and returns them to the routers.
 
-A router (`ModelSpec.routers`) is any module with int64 buffers (X,), one element per expert: `now`, what the last
-training forward sent to each, and `seen`, both not persistent; `counts`, what the last step sent, persistent; and a
-method `update()`, called after each step, that may read `counts` and change the router's state.
-
-A router whose `balance_loss` is not 0 also has a float64 buffer `loss_scale`, which its backward reads. With one
-element, the loss is the router's own, and this is its factor. With one per expert, the loss is of all routers together,
-and this is what they sent to the expert in a forward, on all ranks, over the square of what they sent to all.
+`plait.contract.router` says what a router is.
 """
 
 import functools
@@ -21,6 +15,7 @@ from torch import Tensor, nn
 
 from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
+from plait.contract.router import BalancesExperts, CountsExperts
 
 if TYPE_CHECKING:
     from plait.parallel.mesh import Mesh
@@ -62,15 +57,15 @@ class Balance:
         self._data = mesh.data()
         self._scaled = False
         self._everywhere = everywhere
-        self._routers: dict[str, Any] = {}
+        self._routers: dict[str, CountsExperts] = {}
         for part in parts:
             routers = routers_by_block(part, spec)
             self._routers |= routers
             if routers:
                 part.register_forward_pre_hook(functools.partial(_clear, list(routers.values())))
                 part.register_forward_hook(functools.partial(self._add, list(routers.values())))
-        with_loss = [r for r in self._routers.values() if getattr(r, "balance_loss", 0)]
-        self._alone = [r for r in with_loss if r.loss_scale.numel() == 1]
+        with_loss: list[Any] = [r for r in self._routers.values() if getattr(r, "balance_loss", 0)]
+        self._alone: list[BalancesExperts] = [r for r in with_loss if r.loss_scale.numel() == 1]
         self._joined: Any = None
         if joined := [r for r in with_loss if r not in self._alone]:
             from plait.parallel.joined_balance import JoinedRouters  # only runs with such a loss need it
@@ -124,7 +119,7 @@ class Balance:
         return counts
 
     @torch.no_grad()
-    def _add(self, routers: list[Any], part: nn.Module, args: Any, result: Any) -> None:
+    def _add(self, routers: list[CountsExperts], part: nn.Module, args: Any, result: Any) -> None:
         """Directly after forward, so that what recomputation writes in backward is not added."""
         if not part.training:
             return
@@ -144,9 +139,9 @@ class Balance:
             )
 
 
-def routers_by_block(model: nn.Module, spec: ModelSpec) -> dict[str, Any]:
+def routers_by_block(model: nn.Module, spec: ModelSpec) -> dict[str, CountsExperts]:
     """The routers of `model`, by the FQNs of their blocks; a second one in a block by its own."""
-    named: dict[str, Any] = {}
+    named: dict[str, CountsExperts] = {}
     blocks = spec.blocks_of(model)
     for fqn, router in spec.routers_of(model).items():
         block = next((b for b in blocks if fqn.startswith(f"{b}.")), fqn)
@@ -155,6 +150,6 @@ def routers_by_block(model: nn.Module, spec: ModelSpec) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _clear(routers: list[Any], part: nn.Module, args: Any) -> None:
+def _clear(routers: list[CountsExperts], part: nn.Module, args: Any) -> None:
     if part.training:
         torch._foreach_zero_([r.now for r in routers])

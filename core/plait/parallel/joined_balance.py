@@ -1,12 +1,12 @@
 """A balance loss of all routers together: what they sent to each expert in a forward is added up before backward."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from plait.contract.errors import PlaitError
+from plait.contract.router import BalancesExperts
 
 AT_ONCE = (
     "the model has a balance loss of all its routers together, over the whole batch: a step must compute all rows at "
@@ -18,7 +18,7 @@ class JoinedRouters:
     """The routers whose loss is one. `forwards`: of this step so far."""
 
     def __init__(
-        self, routers: Sequence[Any], over_ranks: Callable[[Tensor], Tensor], same: int, *, divided: bool
+        self, routers: Sequence[BalancesExperts], over_ranks: Callable[[Tensor], Tensor], same: int, *, divided: bool
     ) -> None:
         """over_ranks: adds counts up over ranks that see different tokens. same: ranks that see the same ones, and sum
         their gradients. divided: whether other ranks have other layers. Raises PlaitError if they have."""

@@ -10,7 +10,7 @@ from families import OfFamily, built, keys_of
 
 from plait import PlaitError
 from plait.host import check, compose
-from plait.testing import train, worst_gradient
+from plait.testing import raises_about, train, worst_gradient
 from plait_testing.pool import RankError
 from plait_testing.widened import Widened
 from plait_transformers.balance import Balanced
@@ -113,6 +113,12 @@ def test_a_model_has_the_factor_that_transformers_trains_with():
 def test_a_family_without_the_loss_is_refused(kind, why):
     with pytest.raises(PlaitError, match=why):
         built(kind, balance_loss=0.1)
+
+
+@pytest.mark.parametrize("value", [-1, True, "much", float("nan")])
+def test_a_factor_is_a_number_of_at_least_0(value):
+    with raises_about("model.balance_loss"):
+        built("mixtral", balance_loss=value)
 
 
 def test_a_second_forward_in_a_step_is_refused(plait_ranks):

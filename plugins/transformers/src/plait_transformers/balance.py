@@ -57,7 +57,7 @@ class Balanced:
     training: bool
     balance_loss: float
     logits_at: int
-    visited: int
+    top_k: int
     now: Tensor
     loss_scale: Tensor
 
@@ -70,8 +70,8 @@ class Balanced:
         logits_NX = parts[self.logits_at].flatten(0, -2)
         shares_NX = logits_NX.softmax(-1, dtype=torch.promote_types(logits_NX.dtype, torch.float32))
         experts = shares_NX.shape[-1]
-        self.now.copy_(chosen(shares_NX.detach().topk(self.visited).indices, experts).sum(0))
-        loss_X = shares_NX.sum(0) * (self.balance_loss * experts * self.visited**2)
+        self.now.copy_(chosen(shares_NX.detach().topk(self.top_k).indices, experts).sum(0))
+        loss_X = shares_NX.sum(0) * (self.balance_loss * experts * self.top_k**2)
         floats = [i for i, part in enumerate(parts) if isinstance(part, Tensor) and part.is_floating_point()]
         at = next((i for i in floats if i != self.logits_at), self.logits_at)  # the logits may be a mere report
         parts[at] = with_loss(parts[at], loss_X, self.loss_scale)
@@ -87,7 +87,7 @@ def give_balance(model: Any, routers: Routers, factor: float) -> None:
         for module in map(model.get_submodule, in_model(model, [pattern])):
             if type(module).__name__ != cls:  # of a layer that chooses experts in another way
                 continue
-            module.balance_loss, module.logits_at, module.visited = factor, place, routers.visited
+            module.balance_loss, module.logits_at, module.top_k = factor, place, routers.visited
             for name, dtype in BUFFERS.items():
                 module.register_buffer(name, torch.zeros(routers.experts, dtype=dtype), persistent=False)
             mix_in(module, Balanced)

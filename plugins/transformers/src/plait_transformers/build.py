@@ -1,5 +1,6 @@
 """Builds a decoder of transformers that Plait can train."""
 
+import math
 import os
 from typing import Any
 
@@ -39,6 +40,10 @@ def decoder(
     if weights not in ("files", "init"):
         raise PlaitError(f"model.weights is {weights}; it must be files or init").at(
             "model.weights", weights, fits=("files", "init")
+        )
+    if balance_loss is not None and (type(balance_loss) not in (int, float) or not 0 <= balance_loss < math.inf):
+        raise PlaitError(f"model.balance_loss is {balance_loss}; it must be a number of at least 0, or null").at(
+            "model.balance_loss", balance_loss, fits="a number of at least 0"
         )
     said = list[str]()
     read = read_config(path, config or {}, said.append)
