@@ -27,3 +27,9 @@ def test_an_error_is_raised_here():
 
 def test_each_result_comes_with_the_place_of_its_job():
     assert {place: result for place, (result, _) in as_they_end(half, [(4,), (2,), (6,)])} == {0: 2, 1: 1, 2: 3}
+
+
+def test_the_first_job_may_be_done_here_before_the_others_begin():
+    first, *others = as_they_end(half, [(4,), (2,), (6,)], first_here=True)
+    assert first == (0, (2, os.getpid()))
+    assert {place: result for place, (result, _) in others} == {1: 1, 2: 3}

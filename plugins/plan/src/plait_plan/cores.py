@@ -7,8 +7,6 @@ from typing import Any
 
 from plait.host import can_fork, cores, processes
 
-WARM: set[str] = set()  # "traced", once this process has, so that its forks find torch's caches filled
-
 
 def on_all_cores(act: Callable[..., Any], jobs: list[tuple[Any, ...]], apart: bool = False) -> list[Any]:
     """`act(*job)` of each, in order; see `as_they_end`."""
@@ -17,15 +15,15 @@ def on_all_cores(act: Callable[..., Any], jobs: list[tuple[Any, ...]], apart: bo
 
 
 def as_they_end(
-    act: Callable[..., Any], jobs: list[tuple[Any, ...]], apart: bool = False, warm: bool = False
+    act: Callable[..., Any], jobs: list[tuple[Any, ...]], apart: bool = False, first_here: bool = False
 ) -> Iterator[tuple[int, Any]]:
     """(place of a job, `act(*job)`) of each, in the order in which they end, in processes beside each other.
 
     A process that is already a rank cannot simulate others, so other processes do. What cannot be done in another
     process is done in this one, which then raises the error. apart: even a single job is done in another process, for
-    jobs that no signal interrupts. warm: jobs are traces; unless this process has traced before, it makes the first one
-    before the others begin, which then find what it left in torch's caches; not beside a GPU, where torch's threads for
-    backward allow no fork. The processes end with the iterator.
+    jobs that no signal interrupts. first_here: this process does the first job before the others begin, which
+    then find what it left in torch's caches; not beside a GPU, where torch's threads for backward allow no fork. The
+    processes end with the iterator.
     """
     import torch
     import torch.distributed as dist
@@ -35,12 +33,10 @@ def as_they_end(
     if (alone or not can_fork()) and not ranked:
         for place, job in enumerate(jobs):
             yield place, act(*job)
-            WARM.update(["traced"] if warm else [])
         return
-    before = int(warm and not WARM and not ranked and not torch.cuda.is_available())
+    before = int(first_here and not ranked and not torch.cuda.is_available())
     if before:
         yield 0, act(*jobs[0])
-        WARM.add("traced")
     failed = []
     with processes(max(min(len(jobs), cores()), 1), _begin, method="spawn" if ranked else "fork") as pool:
         places = {pool.submit(act, *job): place for place, job in enumerate(jobs) if place >= before}

@@ -82,9 +82,7 @@ def stages_of(
 
 def _once(what: list[Any], config: Config, assembly: Assembly, given: list[Any], make: Callable[[], Any]) -> Any:
     """What `make` returns, or has returned for the same run."""
-    said = (what, depends_on(config), assembly.run.world_size, given)
-    found = STEPS.get(said)
-    return STEPS.keep(said, make()) if found is None else found
+    return STEPS.once((what, depends_on(config), assembly.run.world_size, given), make)
 
 
 STEPS = Memo[Any](64)

@@ -1,7 +1,7 @@
 """Remembers what takes long to make, by all that it depends on."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -17,6 +17,11 @@ class Memo(Generic[T]):
     def get(self, said: Iterable[Any]) -> T | None:
         """The value that was kept for the same plain values `said`."""
         return self._values.get(_text(said))
+
+    def once(self, said: Iterable[Any], make: Callable[[], T]) -> T:
+        """The value that was kept for the same plain values; if there is none, what `make` returns is kept."""
+        known = self.get(said)
+        return self.keep(said, make()) if known is None else known
 
     def keep(self, said: Iterable[Any], value: T) -> T:
         if len(self._values) >= self.size:

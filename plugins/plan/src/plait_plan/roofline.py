@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import attrs
 
@@ -64,9 +65,14 @@ def seconds_of(operator: Operator, cluster: Cluster, products: float, memory: fl
     """
     if not operator.bytes:
         return 0.0, False
-    moving = operator.bytes / (cluster.bandwidth * memory)
-    computing = operator.flops / (cluster.rate(operator.dtype) * products) if operator.flops else 0.0
+    rate = cluster.rate(operator.dtype) if operator.flops else 1.0
+    moving, computing = limits(operator.bytes, operator.flops, rate, cluster, products, memory)
     return max(moving, computing, cluster.launch), computing > moving
+
+
+def limits(moved: Any, flops: Any, rate: Any, cluster: Cluster, products: float, memory: float) -> tuple[Any, Any]:
+    """(seconds to move so many bytes, seconds to compute at `rate` operations per second) of numbers, or of arrays."""
+    return moved / (cluster.bandwidth * memory), flops / (rate * products)
 
 
 def seconds_to_send(kind: str, sent: float, members: tuple[int, ...], cluster: Cluster, links: float) -> float:

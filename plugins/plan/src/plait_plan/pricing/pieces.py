@@ -223,8 +223,7 @@ def depends_on(
 def patterns(config: Config) -> list[tuple[str, ...]]:
     """How the blocks of each group recompute, in order, in each trace that is needed; the first trace has some that
     keep everything."""
-    said = [config.model, named_files(config.model)]
-    return PATTERNS.get(said) or PATTERNS.keep(said, _patterns(config))
+    return PATTERNS.once([config.model, named_files(config.model)], lambda: _patterns(config))
 
 
 def _patterns(config: Config) -> list[tuple[str, ...]]:

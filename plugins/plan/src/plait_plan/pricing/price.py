@@ -11,7 +11,7 @@ from plait import REMAT, Cluster, MeshLayout
 from plait_plan.events import BESIDE, Event, play
 from plait_plan.pricing.pieces import Pieces
 from plait_plan.ranks import degrees, members
-from plait_plan.roofline import nodes, seconds_over
+from plait_plan.roofline import limits, nodes, seconds_over
 from plait_plan.values import KINDS
 
 BUFFERS = KINDS.index("collectives")
@@ -294,16 +294,16 @@ class _PricedTrace:
         return [*found, Event(computing)] if computing > 0.0 else found
 
     def _computing(self, best: bool, times: float) -> np.ndarray:
-        """Seconds of each operator, `times` as often, by the formula of `roofline.seconds_of`; those that only send or
-        wait take none."""
+        """Seconds of each operator, `times` as often; those that only send or wait take none."""
         if (best, times) not in self.seconds:
             end, one, cluster = 1 if best else 0, self.pieces, self.cluster
             products, memory = cluster.achieved.products[end], cluster.achieved.memory[end]
-            moved, flops = self.bytes * times, self.flops * times
-            seconds = np.maximum(moved / (cluster.bandwidth * memory), cluster.launch)
+            moved, flops, rates = self.bytes * times, self.flops * times, np.ones(len(self.flops))
             for dtype, places in one.dtypes.items():
                 if flops[places].any():
-                    seconds[places] = np.maximum(seconds[places], flops[places] / (cluster.rate(dtype) * products))
+                    rates[places] = cluster.rate(dtype)
+            moving, computing = limits(moved, flops, rates, cluster, products, memory)
+            seconds = np.maximum(np.maximum(moving, computing), cluster.launch)
             self.seconds[best, times] = np.where(one.computes & (moved > 0), seconds, 0.0)
         return self.seconds[best, times]
 

@@ -11,6 +11,7 @@ from plait_plan.pricing.between import between, ends
 from plait_plan.pricing.optimizers import of_whole
 from plait_plan.pricing.pieces import PIECES, Pieces, depends_on, kept, patterns, pieces
 from plait_plan.pricing.space import Composition, representatives
+from plait_plan.tracing.remembered import has_traced
 
 PiecesOf = tuple[Config, MeshLayout, Mapping[str, Mapping[str, Any]], int, bool]  # the arguments of `pieces`
 
@@ -56,7 +57,7 @@ def families(
         if rest or not alone:
             yield attrs.evolve(family, members=rest, traced=family.traced + made, of=family.of + made)
         jobs = [(run.config, found[i].pieces, {**fixed, **found[i].strategies}, granularity) for i in alone]
-        for place, one in as_they_end(of_whole, jobs, warm=True):
+        for place, one in as_they_end(of_whole, jobs, first_here=not has_traced()):
             made += 1
             own = [attrs.evolve(each, optimizer=one) for each in family.pieces]
             count = family.of + made + len(alone) - place
@@ -117,7 +118,7 @@ def _made(indices: Iterable[int], job: Callable[[int], PiecesOf]) -> Iterator[tu
             yield i, found, False
         else:
             rest.append(i)
-    for place, one in as_they_end(pieces, [job(i) for i in rest], warm=True):
+    for place, one in as_they_end(pieces, [job(i) for i in rest], first_here=not has_traced()):
         config, layout, own, granularity, _ = job(rest[place])
         for pattern, each in zip(patterns(config), one, strict=False):
             PIECES.keep(depends_on(config, layout, own, granularity, pattern), each)

@@ -9,7 +9,4 @@ ANSWERS = Memo[bool](16)  # a search asks for each layout, and a mixture makes a
 
 def told_apart(config: Config) -> bool:
     """Whether the run's batches have positions, because tokens see none but their document."""
-    known = ANSWERS.get([config.data])
-    if known is None:
-        known = ANSWERS.keep([config.data], getattr(build_source(config.data), "attention", "across") != "across")
-    return known
+    return ANSWERS.once([config.data], lambda: getattr(build_source(config.data), "attention", "across") != "across")

@@ -15,6 +15,7 @@ from plait_plan.tracing.blocks import Group
 from plait_plan.tracing.documents import told_apart
 from plait_plan.tracing.kernels import planned_device
 from plait_plan.tracing.recorder import Operator
+from plait_plan.tracing.remembered import has_traced
 from plait_plan.tracing.reserved import Pools
 from plait_plan.tracing.trace import StepTrace, trace
 
@@ -29,7 +30,7 @@ def steps(jobs: list[TraceArguments]) -> Iterator[StepTrace]:
     keys = [["step", *depends_on(config), *given] for config, *given in jobs]
     found = {place: of_arrays(entry) for place, key in enumerate(keys) if (entry := DISK.get(key)) is not None}
     rest = [place for place in range(len(jobs)) if place not in found]
-    coming = as_they_end(trace, [jobs[place] for place in rest], warm=True)
+    coming = as_they_end(trace, [jobs[place] for place in rest], first_here=not has_traced())
     for place in range(len(jobs)):
         while place not in found:
             at, one = next(coming)

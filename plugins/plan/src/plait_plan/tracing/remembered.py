@@ -38,6 +38,11 @@ Results = tuple[type | None, tuple[Made | None, ...]]  # of a tuple or list its 
 KNOWN: dict[Any, Results | None] = {}  # None: it is left to torch
 
 
+def has_traced() -> bool:
+    """Whether this process, or the one that it is a fork of, has traced a step, so that torch's caches are filled."""
+    return bool(KNOWN)
+
+
 class RememberingMode(FakeTensorMode):
     """Equal to `FakeTensorMode`, and faster."""
 
