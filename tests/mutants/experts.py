@@ -64,8 +64,8 @@ MUTANTS = [
     Mutant(
         "the balance of experts is updated from one rank's tokens",
         BALANCE,
-        "dist.all_reduce(seen,",
-        "dist.all_reduce(seen.clone(),",
+        "dist.all_reduce(counts,",
+        "dist.all_reduce(counts.clone(),",
         "test_buffers_after_20_steps_equal_one_process",
         "buffers on rank",
         strategy="expert_parallel",

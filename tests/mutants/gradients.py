@@ -6,7 +6,7 @@ WRAP = "plait_fsdp2/wrap.py"
 TENSOR = "plait_tensor_parallel/shard.py"
 LOOKUP = "plait_tensor_parallel/lookup.py"
 WHOLE = "plait_simplefsdp/shard.py"
-END_OF_WRAP = "    if options.prefetch:\n"
+END_OF_WRAP = "    if prefetch:\n"
 STREAM = "plait_tensor_parallel/stream.py"
 
 MUTANTS = [

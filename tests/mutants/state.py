@@ -4,7 +4,7 @@ from tests.mutants.planted import Mutant
 
 WRAP = "plait_fsdp2/wrap.py"
 STATE = "plait/parallel/state.py"
-END_OF_WRAP = "    if options.prefetch:\n"
+END_OF_WRAP = "    if prefetch:\n"
 
 MUTANTS = [
     Mutant(
@@ -148,8 +148,8 @@ MUTANTS = [
     Mutant(
         "a matrix that should be sharded over tensor ranks is replicated",
         "plait_tensor_parallel/degrees.py",
-        '"kv_heads", "ffn", "vocab")',
-        '"kv_heads", "vocab")',
+        '"mixer_heads", "ffn", "vocab")',
+        '"mixer_heads", "vocab")',
         "test_no_rank_holds_more_than_declared",
         "holds 3072 elements of 'layers.0.feed_forward.w1.weight', declared 1536",
         strategy="tensor_parallel",

@@ -66,6 +66,13 @@ def test_caught(plait_ranks, tmp_path, tmp_path_factory, mutant):
         ask(mutant, planted, tmp_path / "changed", tmp_path_factory)
 
 
+def test_every_bug_quotes_code_that_is_there_once():
+    sources = [ROOT / "core", *ROOT.glob("plugins/*/src"), *ROOT.glob("examples/*/src")]
+    for mutant in MUTANTS:
+        (file,) = (source / mutant.file for source in sources if (source / mutant.file).exists())
+        assert file.read_text().count(mutant.old) == 1, mutant.bug
+
+
 def test_the_table_in_the_docs():
     page = (ROOT / "docs" / "testing.md").read_text()
     for mutant in MUTANTS:
