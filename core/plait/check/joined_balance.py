@@ -5,12 +5,13 @@ from typing import Any
 from plait.contract.axes import MeshLayout
 from plait.contract.config import Config, accumulation
 from plait.contract.errors import PlaitError
+from plait.contract.router import is_joined
 from plait.parallel.joined_balance import AT_ONCE
 
 
 def check_joined(routers: list[Any], layout: MeshLayout, config: Config) -> None:
     """Raises PlaitError if a loss joins `routers`, and a step divides its rows or the layers."""
-    if not any(getattr(router, "balance_loss", 0) and router.loss_scale.numel() > 1 for router in routers):
+    if not any(map(is_joined, routers)):
         return
     if stages := [axis.name for axis in layout.dense if axis.splits == "layers" and axis.degree > 1]:
         owner = layout.owner[stages[0]]

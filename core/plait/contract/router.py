@@ -42,3 +42,8 @@ class BalancesExperts(CountsExperts, Protocol):
 
     balance_loss: float
     loss_scale: "Tensor"
+
+
+def is_joined(router: Any) -> bool:
+    """Whether it has a loss of all routers together."""
+    return bool(getattr(router, "balance_loss", 0)) and router.loss_scale.numel() > 1

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
-from plait.contract.router import BalancesExperts, CountsExperts
+from plait.contract.router import BalancesExperts, CountsExperts, is_joined
 
 if TYPE_CHECKING:
     from plait.parallel.mesh import Mesh
@@ -65,9 +65,9 @@ class Balance:
                 part.register_forward_pre_hook(functools.partial(_clear, list(routers.values())))
                 part.register_forward_hook(functools.partial(self._add, list(routers.values())))
         with_loss: list[Any] = [r for r in self._routers.values() if getattr(r, "balance_loss", 0)]
-        self._alone: list[BalancesExperts] = [r for r in with_loss if r.loss_scale.numel() == 1]
+        self._alone: list[BalancesExperts] = [r for r in with_loss if not is_joined(r)]
         self._joined: Any = None
-        if joined := [r for r in with_loss if r not in self._alone]:
+        if joined := [r for r in with_loss if is_joined(r)]:
             from plait.parallel.joined_balance import JoinedRouters  # only runs with such a loss need it
 
             self._joined = JoinedRouters(joined, self._over_ranks, self._same, divided=everywhere is not None)

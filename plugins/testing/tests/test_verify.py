@@ -278,7 +278,7 @@ def test_each_data_rank_has_samples_of_its_own(monkeypatch):
     monkeypatch.setattr("plait_testing.pool.Pool", lambda world: pool)
     layout = SimpleNamespace(world_size=4, count={"batch": 2, "sequence": 1, "tensor": 2}.get)
     checked = SimpleNamespace(config=Config(model={"vocab_size": 50}), layout=layout, shapes={}, source=BYTES)
-    assert _run(checked, ModelSpec(axes={}, blocks=["blocks.*"]), False, print) == ([], {})
+    assert _run(checked, ModelSpec(axes={}, blocks=["blocks.*"]), False, 2, print) == ([], {})
     assert [(trial.data_ranks, trial.vocab) for trial in pool.asked] == [(2, 50)] * 2
 
 

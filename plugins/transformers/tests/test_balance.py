@@ -34,6 +34,7 @@ MIXTURES = [
     *("minimax_m3_vl_text", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe", "qwen3_moe", "qwen3_next"),
 ]
 QUICK = {"mixtral"}
+FFN = {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2}
 
 
 def trained(kind: str, strategies: dict[str, Any], **options: Any) -> Any:
@@ -99,8 +100,18 @@ def test_a_model_has_the_factor_that_transformers_trains_with():
     assert not any(isinstance(module, Balanced) for module in built("mixtral").modules())
     of_folder = built("mixtral", output_router_logits=True, router_aux_loss_coef=0.02)
     assert {m.balance_loss for m in of_folder.modules() if isinstance(m, Balanced)} == {0.02}
+    assert "model: a loss balances the experts, with the factor 0.02" in of_folder.said
+    assert not of_folder.why_no_documents
+    of_part = built("dbrx", output_router_logits=True, ffn_config={**FFN, "moe_loss_weight": 5.0})
+    assert {m.balance_loss for m in of_part.modules() if isinstance(m, Balanced)} == {5.0}
     assert not built("mixtral", 0.0, output_router_logits=True).spec().routers
     assert len(built("mixtral", 0.1).spec().routers) == 2
+
+
+@pytest.mark.slow
+def test_a_language_part_has_the_loss_of_the_whole():
+    """Whose class of transformers returns none: set-up compares with its function."""
+    assert len(built("qwen3_vl_moe", 0.1).spec().routers) == 2
 
 
 @pytest.mark.parametrize(

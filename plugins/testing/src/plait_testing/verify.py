@@ -4,7 +4,7 @@ right."""
 import math
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from plait import PlaitError
@@ -65,14 +65,16 @@ def verify(config: "Config", world: int | None = None) -> int:
     print(f"model   {name}, {count:,} parameters, all in float64 on this machine's processor")
     for title, axes in [("layout", layout.dense), *layout.views.items()]:
         print(f"{title:<7} {layout.world_size} ranks: {layout.describe(axes)}")
+    micro = micro_batches(run.spec.routers_of(checked.assembly.model).values())
     samples = 2 * layout.count("batch")
     documents = _takes_positions(checked.assembly.model)
+    parts = "two micro-batches" if micro > 1 else "one micro-batch"
     print(
-        f"batch   {samples} samples of {config.train.seq_len} random tokens, a new batch for each step, in two "
-        f"micro-batches{'; in the last step packed documents' if documents else ''}",
+        f"batch   {samples} samples of {config.train.seq_len} random tokens, a new batch for each step, in "
+        f"{parts}{'; in the last step packed documents' if documents else ''}",
         flush=True,
     )
-    findings, placements = _run(checked, run.spec, documents, _say)
+    findings, placements = _run(checked, run.spec, documents, micro, _say)
     print()
     for finding in findings:
         print(_line(finding))
@@ -177,7 +179,14 @@ def _acts(name: str) -> bool:
     return bool(set(marked(name)) - {"configure", "choices"})
 
 
-def _run(checked: "Checked", spec: "ModelSpec", documents: bool, say: Any) -> tuple[list["Finding"], dict[str, str]]:
+def micro_batches(routers: Iterable[Any]) -> int:
+    """Into how many a step of a model with these routers is divided: 1, if their loss is one of the whole batch."""
+    return 1 if any(getattr(r, "balance_loss", 0) and r.loss_scale.numel() > 1 for r in routers) else 2
+
+
+def _run(
+    checked: "Checked", spec: "ModelSpec", documents: bool, micro: int, say: Any
+) -> tuple[list["Finding"], dict[str, str]]:
     """Both trainings, on ranks that end afterwards. Raises PlaitError if a rank fails, and prints its traceback."""
     import attrs
 
@@ -189,7 +198,7 @@ def _run(checked: "Checked", spec: "ModelSpec", documents: bool, say: Any) -> tu
 
     config, layout = checked.config, checked.layout
     vocab, data_ranks = _vocab(checked, spec), layout.count("batch")
-    trial = OfRun(config=config, vocab=vocab, data_ranks=data_ranks, last=True, micro=2, documents=documents)
+    trial = OfRun(config=config, vocab=vocab, data_ranks=data_ranks, last=True, micro=micro, documents=documents)
     plain = attrs.evolve(trial, config=attrs.evolve(config, remat=Remat(), compile=Compile()), micro=1)
     pool, world = Pool(layout.world_size), layout.world_size
     before = {number: signal.signal(number, _end) for number in (signal.SIGINT, signal.SIGTERM)}

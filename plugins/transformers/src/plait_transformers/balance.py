@@ -7,6 +7,7 @@ of experts.
 Shapes: N tokens, X experts.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -18,7 +19,8 @@ from plait.ops import chosen, with_loss
 from plait_transformers.documents import in_model
 from plait_transformers.shrink import OF_EXPERTS, VISITED
 
-FACTORS = ("router_aux_loss_coef", "aux_loss_coef")
+FACTORS = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")
+KEYS = (OF_EXPERTS, VISITED)
 BUFFERS = {"now": torch.int64, "seen": torch.int64, "counts": torch.int64, "loss_scale": torch.float64}
 
 
@@ -36,19 +38,18 @@ def usual_factor(config: Any) -> float:
     """The factor that transformers trains `config` with: 0, unless `output_router_logits` is true."""
     if not getattr(config, "output_router_logits", False):
         return 0.0
-    return next((float(v) for name in FACTORS if (v := getattr(config, name, None)) is not None), 0.0)
+    return next((float(v) for v in _said(config, FACTORS) if isinstance(v, float | int)), 0.0)
 
 
 def experts_of(config: Any) -> tuple[int, int] | None:
     """How many experts there are, and how many of them a token visits; None if the configuration does not say."""
-    parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
-
-    def first(keys: tuple[str, ...]) -> int | None:
-        said = (getattr(part, key, None) for part in parts for key in keys)
-        return next((number for number in said if isinstance(number, int)), None)
-
-    experts, visited = first(OF_EXPERTS), first(VISITED)
+    experts, visited = (next((n for n in _said(config, keys) if isinstance(n, int)), None) for keys in KEYS)
     return None if experts is None or visited is None else (experts, visited)
+
+
+def _said(config: Any, keys: tuple[str, ...]) -> Iterator[Any]:
+    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
+        yield from (getattr(part, key, None) for key in keys)
 
 
 class Balanced:

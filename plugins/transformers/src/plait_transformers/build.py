@@ -41,10 +41,6 @@ def decoder(
         raise PlaitError(f"model.weights is {weights}; it must be files or init").at(
             "model.weights", weights, fits=("files", "init")
         )
-    if balance_loss is not None and (type(balance_loss) not in (int, float) or not 0 <= balance_loss < math.inf):
-        raise PlaitError(f"model.balance_loss is {balance_loss}; it must be a number of at least 0, or null").at(
-            "model.balance_loss", balance_loss, fits="a number of at least 0"
-        )
     said = list[str]()
     read = read_config(path, config or {}, said.append)
     with one_sentence(f"model=transformers cannot build {read.model_type}: transformers ends with"):
@@ -64,8 +60,14 @@ def decoder(
         if facts.whole_rows:
             give_whole_rows(model, facts.blocks.removesuffix(".*"))
         give_counts(model, facts.counted)
-        if factor := usual_factor(own) if balance_loss is None else balance_loss:
+        factor = usual_factor(own) if balance_loss is None else balance_loss
+        if type(factor) not in (int, float) or not 0 <= factor < math.inf:
+            raise PlaitError(f"model.balance_loss is {factor}; it must be a number of at least 0, or null").at(
+                "model.balance_loss", factor, fits="a number of at least 0"
+            )
+        if factor:
             give_balance(model, routers_of(own), factor)
+            said.append(f"model: a loss balances the experts, with the factor {factor}")
         mix_in(model, PlaitDecoder)
     if facts.how != NAME:
         said.append(own_attention(read.model_type, facts))

@@ -44,7 +44,8 @@ def of_config(
     logging.disable_progress_bar()
     register()
     kept = config.to_dict()
-    config = type(config).from_dict({**kept, **dict.fromkeys(noises(config), noise), "use_cache": False})
+    unused = dict.fromkeys({"output_router_logits"} & {*kept}, False)  # Plait computes the loss of them by itself
+    config = type(config).from_dict({**kept, **dict.fromkeys(noises(config), noise), **unused, "use_cache": False})
     cls, causal = class_of(config), not is_encoder(config)
     config._attn_implementation = attention
     try:

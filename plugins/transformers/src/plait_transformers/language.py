@@ -68,7 +68,7 @@ def class_with_head(config: Any) -> Any:
 
 @functools.cache
 def _with_head(base: Any) -> Any:
-    from transformers.modeling_outputs import CausalLMOutput
+    from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
     class WithHead(base.__bases__[0]):  # the family's own: `_init_weights` and the like
         base_model_prefix = "model"
@@ -81,7 +81,9 @@ def _with_head(base: Any) -> Any:
             self.post_init()
 
         def forward(self, **inputs: Any) -> Any:
-            return CausalLMOutput(logits=self.lm_head(self.model(**inputs).last_hidden_state))
+            found = self.model(**inputs)
+            logits = self.lm_head(found.last_hidden_state)
+            return MoeCausalLMOutputWithPast(logits=logits, router_logits=getattr(found, "router_logits", None))
 
     return WithHead
 

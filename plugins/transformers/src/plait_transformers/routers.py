@@ -4,6 +4,7 @@ small copy, whose gradients are then compared with those of the loss as it is co
 
 import functools
 import json
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,15 +43,13 @@ def _places(cls: Any, said: str) -> dict[str, tuple[str, int]]:
         fill(own)
         seen: dict[int, tuple[str, int]] = {}  # address of a tensor -> the last module that returned it, and its place
         hooks = [m.register_forward_hook(functools.partial(_note, seen, fqn)) for fqn, m in own.named_modules()]
-        result = super(Called, own).forward(tokens, output_router_logits=True, use_cache=False)
+        result = super(Called, own).forward(input_ids=tokens, output_router_logits=True, use_cache=False)
         for hook in hooks:
             hook.remove()
-        logits, loss = getattr(result, "router_logits", None), getattr(result, "aux_loss", None)
-        numbers = experts_of(small)
-        if not logits or not isinstance(loss, Tensor) or numbers is None:
-            raise PlaitError(f"model.balance_loss: transformers has no balance loss of experts for {kind}").at(
-                "model.balance_loss", fits=(None,)
-            )
+        logits, numbers = getattr(result, "router_logits", None), experts_of(small)
+        loss = _loss(own, result, numbers) if logits and numbers else None
+        if not logits or numbers is None or not isinstance(loss, Tensor):
+            raise _refused(f"transformers has no balance loss of experts for {kind}")
         blocks, places = blocks_of(own), dict[str, tuple[str, int]]()
         for each in logits:
             fqn, place = seen[each.data_ptr()]
@@ -60,11 +59,20 @@ def _places(cls: Any, said: str) -> dict[str, tuple[str, int]]:
         least = 1e-12 * max(float(each.abs().max()) for each in wanted.values())  # below it there is only rounding
         errors = {fqn: (found - wanted[fqn]).abs().max() for fqn, found in _ours(own, tokens)}
         if any(float(each) > FLOAT32 * float(wanted[fqn].abs().max()) + least for fqn, each in errors.items()):
-            raise PlaitError(
-                f"model.balance_loss: the balance loss of {kind} in transformers is of another form than that which "
-                "Plait knows, and its gradients differ"
-            ).at("model.balance_loss", fits=(None,))
+            raise _refused(f"the balance loss of {kind} in transformers is of another form than that which Plait knows")
     return places
+
+
+def _loss(own: Any, result: Any, numbers: tuple[int, int]) -> Any:
+    """The loss that transformers' class returned, or that of its function, if the class is that of the blocks alone."""
+    if getattr(result, "aux_loss", None) is not None:
+        return result.aux_loss
+    function = getattr(sys.modules[type(own.base_model).__module__], "load_balancing_loss_func", None)
+    return None if function is None else function(result.router_logits, *numbers)
+
+
+def _refused(why: str) -> PlaitError:
+    return PlaitError(f"{why}; with model.balance_loss=0 it trains without").at("model.balance_loss", fits=(0,))
 
 
 def _note(seen: dict[int, tuple[str, int]], fqn: str, module: nn.Module, args: Any, result: Any) -> None:
@@ -84,7 +92,7 @@ def _ours(model: Any, tokens: Tensor) -> Iterable[tuple[str, Tensor]]:
     routers = [module for module in model.modules() if isinstance(module, Balanced)]
     for router in routers:
         router.training = True
-    logits = super(Called, model).forward(tokens, use_cache=False).logits
+    logits = super(Called, model).forward(input_ids=tokens, use_cache=False).logits
     counts = torch.stack([router.now for router in routers]).sum(0).double()
     for router in routers:
         router.loss_scale.data.copy_(counts / counts.sum() ** 2)
