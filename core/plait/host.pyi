@@ -28,6 +28,7 @@ from plait.compose.targets import build_source as build_source
 from plait.contract.config import accumulation as accumulation
 from plait.contract.planned import crowded as crowded
 from plait.contract.planned import is_crowded as is_crowded
+from plait.contract.router import is_joined as is_joined
 from plait.data.parts import open_batches as open_batches
 from plait.launch.launcher import standing_in as standing_in
 from plait.launch.on_ranks import on_ranks as on_ranks

@@ -34,10 +34,10 @@ class BalancesExperts(CountsExperts, Protocol):
     """A router with a loss, which its backward adds.
 
     balance_loss: its factor; 0: none.
-    loss_scale: float64 buffer, not persistent, which the core fills before backward. With one element, the loss is the
-    router's own, and this is what the loss of the step is divided by, inverted. With one per expert, the loss is of all
-    routers together, and this is what they sent to the expert in a forward, on all ranks, over the square of what they
-    sent to all.
+    loss_scale: float64 buffer, not persistent, which the core fills before backward. One element: the loss is this
+    router's alone, and the element is its factor. One per expert: the loss joins all routers; an element is the number
+    of copies that they sent to the expert, divided by the square of the number that they sent to all experts, in one
+    forward on all ranks. Either is divided by the number of ranks that see the same tokens and sum their gradients.
     """
 
     balance_loss: float
@@ -45,5 +45,5 @@ class BalancesExperts(CountsExperts, Protocol):
 
 
 def is_joined(router: Any) -> bool:
-    """Whether it has a loss of all routers together."""
+    """Whether the loss of this router, if it has one, joins all routers: a step must then take its rows at once."""
     return bool(getattr(router, "balance_loss", 0)) and router.loss_scale.numel() > 1

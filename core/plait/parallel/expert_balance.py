@@ -96,9 +96,7 @@ class Balance:
         """The step is skipped: what was seen in it counts for nothing."""
         for router in self._routers.values():
             router.seen.zero_()
-        self.counted, self._scaled = None, False
-        if self._joined:
-            self._joined.forwards = 0
+        self._end(None)
 
     def _update(self) -> None:
         routers = list(self._routers.values())
@@ -109,7 +107,10 @@ class Balance:
         for router in routers:
             if {p.requires_grad for p in router.parameters()} != {False}:  # the choice of a frozen one is frozen too
                 router.update()
-        self.counted, self._scaled = Counted(seen, list(self._routers), sizes), False
+        self._end(Counted(seen, list(self._routers), sizes))
+
+    def _end(self, counted: Counted | None) -> None:
+        self.counted, self._scaled = counted, False
         if self._joined:
             self._joined.forwards = 0
 

@@ -20,8 +20,8 @@ class JoinedRouters:
     def __init__(
         self, routers: Sequence[BalancesExperts], over_ranks: Callable[[Tensor], Tensor], same: int, *, divided: bool
     ) -> None:
-        """over_ranks: adds counts up over ranks that see different tokens. same: ranks that see the same ones, and sum
-        their gradients. divided: whether other ranks have other layers. Raises PlaitError if they have."""
+        """over_ranks: adds counts up over ranks that see different tokens. same: number of ranks that see the same
+        tokens and sum their gradients. divided: whether other ranks have other layers; then it raises PlaitError."""
         if divided:
             raise PlaitError(f"{AT_ONCE}, but the layers are divided among ranks")
         self.routers, self.over_ranks, self.same, self.forwards = routers, over_ranks, same, 0

@@ -256,6 +256,7 @@ def test_without_weights_of_the_rest_the_part_is_alone():
 
 REFUSED = {  # what is said -> the keys
     "model_type=git, which is not a decoder or an encoder of text, and has no part that": {"model_type": "git"},
+    "model_type=layoutxlm, which is not a decoder": {"model_type": "layoutxlm"},  # it has no model of its own
     "blip-2 on text: without other inputs it fails with TypeError": {"model_type": "blip-2"},
     "are not those of the whole": {"model_type": "cohere2_vision", "text_config": keys_of("cohere2")},
     "unknown key model.config.num_hidden_layers: .* no such key; its text_config has one": {

@@ -19,8 +19,8 @@ Families = list[list[int]]  # indices of compositions, by the trace that serves 
 def by_core(
     layouts: list[planning.Composition], wanted: Iterable[int], made_of: Mapping[int, list[int]]
 ) -> list[Families]:
-    """The families of each core, those with fewest strategies first. made_of: the traces that each composition needs;
-    of the families that may come first, those do that need fewest of which no other core's first has need."""
+    """The families of each core, those with fewest strategies first. made_of: the traces that each composition needs.
+    Among the simplest families of a core, the first is the one that adds fewest traces to those of earlier cores."""
     serves = planning.representatives(layouts)
     found: dict[str, dict[int, list[int]]] = {}
     for i in wanted:

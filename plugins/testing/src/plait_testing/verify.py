@@ -4,7 +4,7 @@ right."""
 import math
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from plait import PlaitError
@@ -59,13 +59,16 @@ def run(args: "Namespace") -> int:
 
 def verify(config: "Config", world: int | None = None) -> int:
     """Check the run of `config`, run it, print the findings. Returns the exit code."""
+    from plait.host import is_joined
+
     checked = plan(config, world)
     config, layout, run = checked.config, checked.layout, checked.assembly.run
     name, count = config.model["_target_"], run.parameters
     print(f"model   {name}, {count:,} parameters, all in float64 on this machine's processor")
     for title, axes in [("layout", layout.dense), *layout.views.items()]:
         print(f"{title:<7} {layout.world_size} ranks: {layout.describe(axes)}")
-    micro = micro_batches(run.spec.routers_of(checked.assembly.model).values())
+    joined = any(map(is_joined, run.spec.routers_of(checked.assembly.model).values()))
+    micro = 1 if joined else 2  # a loss of all routers is one of the whole batch
     samples = 2 * layout.count("batch")
     documents = _takes_positions(checked.assembly.model)
     parts = "two micro-batches" if micro > 1 else "one micro-batch"
@@ -177,11 +180,6 @@ def _acts(name: str) -> bool:
     from plait_testing.strategies import marked
 
     return bool(set(marked(name)) - {"configure", "choices"})
-
-
-def micro_batches(routers: Iterable[Any]) -> int:
-    """Into how many a step of a model with these routers is divided: 1, if their loss is one of the whole batch."""
-    return 1 if any(getattr(r, "balance_loss", 0) and r.loss_scale.numel() > 1 for r in routers) else 2
 
 
 def _run(

@@ -5,7 +5,7 @@ The model of the whole names its parameters otherwise; what it computes of text 
 """
 
 import functools
-import importlib
+import importlib.util
 import json
 from typing import Any
 
@@ -58,11 +58,13 @@ def class_with_head(config: Any) -> Any:
     from transformers import MODEL_MAPPING
 
     family = type(config)
-    modeling = importlib.import_module(family.__module__.replace(".configuration_", ".modeling_"))
-    for name, cls in vars(modeling).items():
+    modeling = family.__module__.replace(".configuration_", ".modeling_")
+    if getattr(config, "base_config_key", "") != "text_config" or importlib.util.find_spec(modeling) is None:
+        return None
+    for name, cls in vars(importlib.import_module(modeling)).items():
         if name.endswith("ForCausalLM") and getattr(cls, "config_class", None) is family:
             return cls
-    base = MODEL_MAPPING.get(type(config), None) if getattr(config, "base_config_key", "") == "text_config" else None
+    base = MODEL_MAPPING.get(family, None)
     return None if base is None else _with_head(base)
 
 

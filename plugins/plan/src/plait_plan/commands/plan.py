@@ -44,7 +44,6 @@ def run(args: "Namespace") -> int:
     from plait_plan.telling import Telling
 
     _check(args)
-
     with crowded(args.routing == "worst"), Telling(lambda seconds: f"plan: {seconds:.0f} s so far"):
         return _several(args) if args.multirun else _one(args)
 
