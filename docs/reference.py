@@ -36,7 +36,7 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "plait.host:metrics plait.host:weights plait.host:numbers plait.host:text",
     "Files and processes": "plait.host:reading plait.host:writing plait.host:replace plait.host:DiskError "
     "plait.host:in_words plait.host:locked plait.host:processes plait.host:can_fork plait.host:cores "
-    "plait.host:Scratch plait.host:check_threads plait.host:forget_plans",
+    "plait.host:Scratch plait.host:check_threads plait.host:device_name plait.host:forget_plans",
     "A loop of your own": "plait.host:make_optimizer plait.host:Rounding plait.host:learning_rate plait.host:load "
     "plait.host:load_latest plait.host:with_replicas plait.host:Saver plait.host:Store plait.host:open_store "
     "plait.host:checkpoint_at",

@@ -51,6 +51,7 @@ from plait.records.run_folder import RunFolder as RunFolder
 from plait.records.run_folder import is_live as is_live
 from plait.records.sinks import numbers as numbers
 from plait.strategies import plugins as plugins
+from plait.system.accelerator import device_name as device_name
 from plait.system.disk import reading as reading
 from plait.system.disk import replace as replace
 from plait.system.disk import writing as writing

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from attrs.validators import ge, gt, in_
+from attrs.validators import ge, gt
 
 from plait.contract.errors import PlaitError
 from plait.contract.schema import typed
@@ -26,6 +26,19 @@ class Link:
 def _band(_: Any, attribute: attrs.Attribute, value: list[float]) -> None:
     if len(value) != 2 or not 0 < value[0] <= value[1] <= 1:
         raise ValueError(f"'{attribute.name}' must be two numbers from 0 to 1, the lower one first: {value}")
+
+
+def _of_torch(_: Any, attribute: attrs.Attribute, value: str) -> None:
+    if value in ("cuda", "cpu"):  # before torch is imported
+        return
+    import torch
+
+    try:
+        torch.device(value)
+    except RuntimeError:
+        raise ValueError(
+            f"'{attribute.name}' must be a type of device that this torch knows, such as cuda, cpu, xpu or mps: {value}"
+        ) from None
 
 
 @attrs.define
@@ -50,7 +63,7 @@ class Cluster:
     between: Link
     devices: list[str]
     achieved: Achieved
-    device: str = attrs.field(default="cuda", validator=in_(("cuda", "cpu")))
+    device: str = attrs.field(default="cuda", validator=_of_torch)
     reserved: float = attrs.field(default=0.0, validator=ge(0))
     granularity: int = attrs.field(default=1, validator=ge(1))
     launch: float = attrs.field(default=0.0, validator=ge(0))

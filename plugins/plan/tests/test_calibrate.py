@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from plait import Cluster
 from plait_plan import calibrate
-from plait_plan.calibrate import DTYPES, LEAST, MOST, SENDS, SIZES, Measured, Sizes, links
+from plait_plan.calibrate import DTYPES, LEAST, MOST, OF_A_CPU, SENDS, Measured, Sizes, links
 from plait_plan.commands.calibrate import measured, written
 from plait_testing.pool import Pool
 
@@ -69,7 +69,7 @@ def test_all_ranks_make_the_same_calls_and_one_of_what_takes_long(plait_ranks: P
 def test_a_call_that_waits_for_a_core_counts_as_often_as_it_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     """One call of ten is ten times as slow, as a median does not see."""
     times = itertools.cycle([0.01] * 9 + [0.1])
-    monkeypatch.setattr(calibrate, "_slowest", lambda device_type, seconds: seconds)
+    monkeypatch.setattr(calibrate, "_slowest", lambda seconds: seconds)
     monkeypatch.setattr(calibrate, "_call", lambda device_type, work: next(times))
     assert calibrate._seconds("cpu", lambda: None) == pytest.approx(0.019)
 
@@ -82,7 +82,7 @@ def test_the_sizes_of_the_device_are_measured_unless_others_are_given(
 
     def ranks(measure: object, arguments: tuple[object, ...], nprocs: int) -> None:
         assert arguments[:2] == (nprocs, "cpu")
-        assert arguments[3] == (given or SIZES["cpu"])
+        assert arguments[3] == (given or OF_A_CPU)
         torch.save(attrs.asdict(found), Path(str(arguments[2])) / "measured")
 
     monkeypatch.setattr(torch.multiprocessing, "spawn", ranks)
@@ -108,7 +108,7 @@ def test_ranks_measure_themselves_and_the_file_serves_a_plan(plait_project, tmp_
     ("arguments", "said"),
     [
         (["ranks=0"], "ranks is '0'"),
-        (["device=tpu"], "device is 'tpu'; it must be cpu or cuda"),
+        (["device=tpu"], "device=tpu, but torch sees no GPU here; use device=cpu"),
         (["name=a/b"], "name is 'a/b'"),
         (["size=3"], "plait calibrate has no argument size=3; it takes name=NAME, "),
         (["name=taken"], "conf/cluster/taken.yaml exists already"),

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,30 @@ def test_each_rank_takes_a_device_of_its_own(device: dict[str, str], tmp_path: P
         environ = {**device, "HOSTED_DEVICES": "3"}
         done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
         assert told in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+MEASURE = """
+from pathlib import Path
+from plait_plan.calibrate import Sizes
+from plait_plan.commands.calibrate import measured, written
+
+if __name__ == "__main__":
+    found = measured("hosted", 2, Sizes(2**16, (32, 64), (2**10, 2**14)))
+    Path("conf/cluster").mkdir(parents=True)
+    Path("conf/cluster/here.yaml").write_text(written(found, "hosted", 2))
+"""
+
+
+def test_its_ranks_measure_it_and_a_plan_takes_the_figures(device: dict[str, str], tmp_path: Path) -> None:
+    """The sizes of a GPU would take a CPU many minutes."""
+    (tmp_path / "measure.py").write_text(MEASURE, encoding="utf-8")
+    plan = [PLAIT, "plan", "strategy=[fsdp2]", "cluster=here", "world=2", "validation.interval=0"]
+    for command in ([sys.executable, "measure.py"], plan):
+        done = subprocess.run(command, cwd=tmp_path, env=device, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "a device in the memory of the host" in done.stdout
+    assert "device: hosted" in (tmp_path / "conf/cluster/here.yaml").read_text(encoding="utf-8")
+    for asked, said in ((["device=cuda"], "torch sees hosted here"), (["ranks=9"], "there are 4")):
+        command = [PLAIT, "calibrate", "name=other", *asked]
+        done = subprocess.run(command, cwd=tmp_path, env=device, capture_output=True, text=True, check=False)
+        assert (done.returncode, said in done.stderr) == (1, True), done.stderr

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.host import cores
+from plait.host import cores, device_name
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed them
@@ -33,10 +33,8 @@ class Sizes:
     sent: tuple[int, ...]
 
 
-SIZES = {
-    "cpu": Sizes(2**26, (256, 512, 1024), tuple(2**n for n in range(10, 25, 2))),
-    "cuda": Sizes(2**30, (2048, 4096, 8192), tuple(2**n for n in range(12, 29, 2))),
-}
+OF_A_CPU = Sizes(2**26, (256, 512, 1024), tuple(2**n for n in range(10, 25, 2)))
+OF_A_GPU = Sizes(2**30, (2048, 4096, 8192), tuple(2**n for n in range(12, 29, 2)))
 
 
 @attrs.frozen
@@ -59,15 +57,16 @@ class Measured:
 
 def measure(rank: int, ranks: int, device_type: str, folder: str, sizes: Sizes) -> None:
     """Measure, on every rank together. Rank 0 saves its `Measured` as `folder`/measured."""
-    if device_type == "cuda":
-        torch.cuda.set_device(rank)
+    backend = "gloo"
+    if device_type != "cpu":
+        torch.accelerator.set_device_index(rank)
+        backend = f"cpu:gloo,{device_type}:{dist.get_default_backend_for_device(device_type)}"
     torch.set_num_threads(max(1, cores() // ranks) if device_type == "cpu" else 1)
-    backend = "nccl" if device_type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     try:
         dist.barrier()
         found = Measured(
-            torch.cuda.get_device_name() if device_type == "cuda" else "CPU",
+            device_name(device_type) or "CPU",
             *_memory(device_type, ranks),
             _copies(device_type, sizes.copy),
             {name: rates for name in DTYPES if (rates := _products(device_type, name, sizes.product))},
@@ -130,9 +129,10 @@ def _launch(device_type: str) -> float:
 
 
 def _memory(device_type: str, ranks: int) -> tuple[float, float]:
-    if device_type == "cuda":
-        free, total = torch.cuda.mem_get_info()
-        return float(total), float(total - free - torch.cuda.memory_reserved())
+    told = None if device_type == "cpu" else getattr(torch.get_device_module(device_type), "mem_get_info", None)
+    if told is not None:
+        free, total = told()
+        return float(total), float(total - free - torch.accelerator.memory_reserved())
     page = os.sysconf("SC_PAGE_SIZE")
     resident = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * page
     return os.sysconf("SC_PHYS_PAGES") * page / ranks, float(resident)
@@ -175,7 +175,7 @@ def _seconds(device_type: str, work: Callable[[], Any]) -> float:
     mostly undisturbed, and a median knows nothing of those that wait for a core.
     """
     first = _call(device_type, work)
-    slowest = _slowest(device_type, first)
+    slowest = _slowest(first)
     if slowest > SLOW:
         return first
     times = min(max(math.ceil(WINDOW / max(slowest, 1e-9)), LEAST), MOST)
@@ -191,13 +191,13 @@ def _call(device_type: str, work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def _slowest(device_type: str, seconds: float) -> float:
+def _slowest(seconds: float) -> float:
     """Of all ranks, which must make the same calls."""
-    found = torch.tensor(seconds, device=device_type)
+    found = torch.tensor(seconds)
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return float(found)
 
 
 def _wait(device_type: str) -> None:
-    if device_type == "cuda":
-        torch.cuda.synchronize()
+    if device_type != "cpu":
+        torch.accelerator.synchronize()

@@ -1,13 +1,12 @@
 """The cluster that the machine at hand is one of."""
 
-import torch
-
 from plait import Cluster, PlaitError
+from plait.host import device_name
 
 
 def cluster_here(device_type: str) -> Cluster:
     """The shipped cluster for this machine's devices. Raises PlaitError if there is none."""
-    name = torch.cuda.get_device_name() if device_type == "cuda" and torch.cuda.is_available() else ""
+    name = device_name(device_type)
     found = Cluster.with_device(device_type, name)
     if found is None:
         raise PlaitError(

@@ -42,7 +42,7 @@ def wanted(launch: Any, address: str, pack: bool, wait: bool) -> Need:
     Raises PlaitError if it has too few.
     """
     gpus = nodes("GPU")
-    kind = "GPU" if launch.device == "cuda" or (launch.device == "auto" and any(gpus)) else "CPU"
+    kind = "GPU" if launch.device not in ("cpu", "auto") or (launch.device == "auto" and any(gpus)) else "CPU"
     least, count = launch.machines[0], launch.nproc_per_node
     if count == "auto":
         count = max(1, gpus[min(least, len(gpus)) - 1]) if kind == "GPU" else 1

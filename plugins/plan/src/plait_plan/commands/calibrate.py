@@ -38,7 +38,7 @@ achieved: # [low, high] share of the figures above that is reached, measured ove
 
 
 def arguments(parser: "Parser") -> None:
-    from plait.host import one_of, whole
+    from plait.host import whole
 
     parser.description = """\
 Measures this machine's devices and the links between them: copies, matrix products in each dtype, and all-reduce,
@@ -47,7 +47,7 @@ all-gather, reduce-scatter and all-to-all over sizes, on all ranks at once. Writ
     parser.add_value("name", "NAME", _name, "of the file (default: here)")
     ranks = whole("ranks", "a number of ranks, at least 1", least=1)
     parser.add_value("ranks", "N", ranks, "how many measure together (default: one for each GPU, or 2 on a CPU)")
-    parser.add_value("device", "cpu|cuda", one_of("device", "cpu", "cuda"), "(default: cuda if there is a GPU)")
+    parser.add_value("device", "cpu|TYPE", str, "such as cuda (default: the type of this machine's GPUs, or cpu)")
     parser.add_argument("--force", action="store_true", help="replace an existing file")
 
 
@@ -78,10 +78,10 @@ def measured(device: str, ranks: int, sizes: Any = None) -> Any:
     import torch
     import torch.multiprocessing
 
-    from plait_plan.calibrate import SIZES, Measured, measure
+    from plait_plan.calibrate import OF_A_CPU, OF_A_GPU, Measured, measure
 
     with tempfile.TemporaryDirectory(prefix="plait-calibrate-") as folder:
-        arguments = (ranks, device, folder, sizes or SIZES[device])
+        arguments = (ranks, device, folder, sizes or (OF_A_CPU if device == "cpu" else OF_A_GPU))
         torch.multiprocessing.spawn(measure, arguments, nprocs=ranks)
         return Measured(**torch.load(Path(folder) / "measured", weights_only=True))
 
@@ -93,7 +93,7 @@ def written(found: Any, device: str, ranks: int) -> str:
     from plait_plan.calibrate import links
 
     link, latency, worst = links(found.sends, ranks) if found.sends else (found.bandwidth[0], 0.0, 1.0)
-    gpu = device == "cuda"
+    gpu = device != "cpu"
     return TEMPLATE.format(
         title=found.name,
         ranks=ranks,
@@ -103,7 +103,7 @@ def written(found: Any, device: str, ranks: int) -> str:
         of_ranks="" if gpu else f", over {ranks} ranks",
         held=found.held,
         granularity=512 if gpu else 1,
-        allocator="torch's CUDA allocator rounds sizes up to this" if gpu else "malloc's rounding is not counted",
+        allocator="torch's allocator rounds sizes up to this" if gpu else "malloc's rounding is not counted",
         products="\n".join(f"  {dtype}: {rates[0]:.4e}" for dtype, rates in found.products.items()),
         bandwidth=found.bandwidth[0],
         node=ranks if gpu else 1024,
@@ -125,14 +125,17 @@ def _name(name: str) -> str:
 def _device(device: str | None, ranks: int | None) -> tuple[str, int]:
     import torch
 
-    gpus = torch.cuda.device_count()
-    device = device or ("cuda" if gpus else "cpu")
-    if device == "cuda" and not gpus:
-        raise PlaitError("device=cuda, but there is no GPU that torch can use; device=cpu measures the CPU").at(
-            "device", device, fits=("cpu",)
+    here = torch.accelerator.current_accelerator(check_available=True)
+    device = device or (here.type if here else "cpu")
+    if device not in ("cpu", here and here.type):
+        fits = ("cpu", *([here.type] if here else []))
+        sees = here.type if here else "no GPU"
+        raise PlaitError(f"device={device}, but torch sees {sees} here; use device={' or '.join(fits)}").at(
+            "device", device, fits=fits
         )
-    ranks = ranks or (gpus if device == "cuda" else 2)
-    if device == "cuda" and ranks > gpus:
+    gpus = torch.accelerator.device_count() if device != "cpu" else 0
+    ranks = ranks or gpus or 2
+    if gpus and ranks > gpus:
         raise PlaitError(f"ranks={ranks} need a GPU each, and there are {gpus}").at(
             "ranks", ranks, fits=f"at most {gpus}"
         )
