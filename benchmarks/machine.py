@@ -1,12 +1,16 @@
 """Helpers of all benchmarks: a line that describes the machine, and a way to start ranks on it."""
 
+import contextlib
 import datetime
 import os
 import platform
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from unittest import mock
 
 
 def about() -> str:
@@ -33,3 +37,10 @@ def run_ranks(count: int, script: str, *arguments: str, cwd: str) -> None:
     done = subprocess.run([*command, str(Path(script).resolve()), *arguments], cwd=cwd, env=env, check=False)
     if done.returncode:
         raise SystemExit(done.returncode)
+
+
+@contextlib.contextmanager
+def nothing_kept() -> Iterator[None]:
+    """Inside, plans keep no traces on this machine's disk, and read none: what is patched for them is not in a key."""
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, PLAIT_CACHE=folder):
+        yield

@@ -20,6 +20,7 @@ from typing import Any
 from unittest import mock
 
 import attrs
+from machine import about, nothing_kept
 
 WORLD, GIB = 8, 2**30
 DEEPSEEK = "model=deepseek_v3_671b model.n_dense_layers=1"
@@ -155,7 +156,7 @@ def planned(name: str) -> Planned:
     from plait_plan.engine import plan
 
     config = compose(overrides(name))
-    with megatron_kernels():
+    with nothing_kept(), megatron_kernels():
         first = plan(config, WORLD)
         ranks = [stage.rank for stage in first.stages.ranks] if first.stages else [0]
         found = [plan(config, WORLD, rank).memory for rank in ranks]
@@ -163,8 +164,6 @@ def planned(name: str) -> Planned:
 
 
 def main(parts: list[str]) -> None:
-    from machine import about
-
     print(f"{about()}\n")
     heads = ["run", "runs", "measured, GiB", "SimuMax", "error", "plan's peak", "more in float32", "plan", "error"]
     print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")

@@ -14,8 +14,9 @@ from typing import Any
 from unittest import mock
 
 import attrs
-from machine import about
+from machine import about, nothing_kept
 
+GIB = 2**30
 TITAN = "https://github.com/pytorch/torchtitan/blob/main/"
 JUN25 = TITAN + "benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md"
 DEC24 = TITAN + "benchmarks/llama3_h100_202412_torchtitan.md"
@@ -45,6 +46,11 @@ class Published:
     tokens: float
     memory: float | None = None
     fitted: bool = False
+
+    def cluster(self, config: Any) -> Any:
+        from plait.contract.cluster import Cluster
+
+        return Cluster.of(config.cluster)
 
 
 def _8b(batch: int) -> list[str]:
@@ -86,18 +92,23 @@ ROWS = [
         ["cluster=a100", *LLAMA2_70B, *FSDP, "train.local_batch_size=2", "remat.mode=full"], 353,
     ),
 ]  # fmt: skip
+PRODUCTS = 7  # of matrices in a block of Llama
 COMMON = ["train.seq_len=8192", "precision.param=bfloat16", "validation.interval=0"]
 
 
 @contextlib.contextmanager
-def every_second_product_recomputed() -> Iterator[None]:
-    """What torchtitan's "selective op" does: Plait's `remat.mode=selective` keeps all products."""
+def every_second_product_recomputed(compiled: bool) -> Iterator[None]:
+    """What torchtitan's "selective op" does: Plait's `remat.mode=selective` keeps all products.
+
+    compiled: a compiler keeps only what backward reads, and nothing reads a block's last product, the feed-forward's.
+    """
     import torch
     from torch.utils.checkpoint import CheckpointPolicy
 
     from plait.parallel import compile as blocks
 
     plain = blocks._contexts
+    recomputed = {2, 4, 6, *([PRODUCTS] if compiled else [])}
 
     def contexts() -> list[Any]:
         seen = {False: 0, True: 0}
@@ -105,7 +116,7 @@ def every_second_product_recomputed() -> Iterator[None]:
         def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
             if op is torch.ops.aten.mm.default:
                 seen[ctx.is_recompute] += 1
-                if seen[ctx.is_recompute] % 2 == 0:
+                if seen[ctx.is_recompute] in recomputed:
                     return CheckpointPolicy.PREFER_RECOMPUTE
             return CheckpointPolicy.MUST_SAVE
 
@@ -113,6 +124,17 @@ def every_second_product_recomputed() -> Iterator[None]:
             return plain()
 
     with mock.patch.object(blocks, "_contexts", contexts):
+        yield
+
+
+@contextlib.contextmanager
+def ends_with_the_root() -> Iterator[None]:
+    """What torchtitan did until July 2025: only blocks are units of FSDP2. The embedding, the last norm and the head
+    stay with the root, which keeps them gathered and sums their gradients together when backward ends."""
+    from plait.contract.model_spec import ModelSpec
+
+    none = mock.Mock(return_value={})
+    with mock.patch.object(ModelSpec, "before_of", none), mock.patch.object(ModelSpec, "after_of", none):
         yield
 
 
@@ -148,42 +170,57 @@ def fitted(found: Any, cluster: Any, wanted: float) -> float:
     return (low + high) / 2
 
 
-def main(parts: list[str], few: bool) -> None:
-    from plait.contract.cluster import Cluster
+@contextlib.contextmanager
+def as_torchtitan(compiled: bool) -> Iterator[None]:
+    """Plans are of what torchtitan did where Plait does otherwise."""
+    with nothing_kept(), every_second_product_recomputed(compiled), ends_with_the_root(), composed_norms():
+        yield
+
+
+def planned(row: Published, every: bool) -> Any:
+    """(config, plan, what was traced) of a row. every: trace all blocks, which the gaps in reserved memory need."""
     from plait.host import check, compose
     from plait_plan.engine import plan, plannable, step_of
 
+    config = compose([*COMMON, *row.overrides])
+    with as_torchtitan(config.compile.enabled):
+        one = plan(config, row.world, every=every)
+        checked = check(plannable(config, []), row.world)
+        found = step_of(checked.config, checked.assembly, 0, row.cluster(config), every, config.compile.enabled)
+    return config, one, found
+
+
+def errors(row: Published, every: bool = True) -> tuple[float, float]:
+    """Of the memory that the plan of a row has torch reserve: with expandable segments, and with plain ones."""
+    assert row.memory is not None
+    expandable, plain = (size / GIB / row.memory - 1 for size in planned(row, every)[1].memory.reserved)
+    return expandable, plain
+
+
+def main(parts: list[str], few: bool) -> None:
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     print(f"{about()}\n")
     print("| run | published, tokens/s and GPU | plan's band | plan, fitted | error ", end="")
     print("| published, GiB reserved | plan, allocated | reserved, expandable | error | reserved, segments | error |")
     print("|---" * 11 + "|")
     shares: dict[str, float] = {}
-    with every_second_product_recomputed(), composed_norms():
-        for row in (r for r in ROWS if r.fitted or not parts or any(part in r.name for part in parts)):
-            config = compose([*COMMON, *row.overrides])
-            cluster = Cluster.of(config.cluster)
-            assert cluster is not None
-            every, compiled = row.memory is not None and not few, config.compile.enabled
-            one = plan(config, row.world, every=every)
-            assert one.time is not None
-            checked = check(plannable(config, []), row.world)
-            found = step_of(checked.config, checked.assembly, 0, cluster, every, compiled)
-            each = one.tokens / row.world
-            if row.fitted:
-                shares[cluster.name] = fitted(found, cluster, each / row.tokens)
-            point = each / seconds(found, cluster, shares[cluster.name])
-            low, high = (t / row.world for t in one.time.tokens_per_second)
-            error = f"fitted ({shares[cluster.name]:.3f})" if row.fitted else f"{point / row.tokens - 1:+.1%}"
-            memory = ["", f"{one.memory.peak / 2**30:.1f}"]
-            for size in one.memory.reserved if row.memory is not None else ():
-                memory[0] = f"{row.memory:.1f}"
-                memory += [f"{size / 2**30:.1f}", f"{size / 2**30 / row.memory - 1:+.1%}"]
-            print(
-                f"| [{row.name}]({row.source}) | {row.tokens:,.0f} | {low:,.0f} to {high:,.0f} | {point:,.0f} "
-                f"| {error} | {' | '.join([*memory, *[''] * (6 - len(memory))])} |",
-                flush=True,
-            )
+    for row in (r for r in ROWS if r.fitted or not parts or any(part in r.name for part in parts)):
+        config, one, found = planned(row, row.memory is not None and not few)
+        cluster, each = row.cluster(config), one.tokens / row.world
+        if row.fitted:
+            shares[cluster.name] = fitted(found, cluster, each / row.tokens)
+        point = each / seconds(found, cluster, shares[cluster.name])
+        low, high = (t / row.world for t in one.time.tokens_per_second)
+        error = f"fitted ({shares[cluster.name]:.3f})" if row.fitted else f"{point / row.tokens - 1:+.1%}"
+        memory = ["", f"{one.memory.peak / GIB:.1f}"]
+        for size in one.memory.reserved if row.memory is not None else ():
+            memory[0] = f"{row.memory:.1f}"
+            memory += [f"{size / GIB:.1f}", f"{size / GIB / row.memory - 1:+.1%}"]
+        print(
+            f"| [{row.name}]({row.source}) | {row.tokens:,.0f} | {low:,.0f} to {high:,.0f} | {point:,.0f} "
+            f"| {error} | {' | '.join([*memory, *[''] * (6 - len(memory))])} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

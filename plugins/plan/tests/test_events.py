@@ -34,6 +34,13 @@ def test_other_axes_do_not_wait_for_each_other() -> None:
     assert play([GATHER, OPEN, other, Event(waits=True), COMPUTE] * 2, best=True) == 1.0 + 2 * (2.0 + 3.0)
 
 
+def test_sums_of_gradients_go_on_while_another_axis_is_waited_for() -> None:
+    """Also if the clipping of gradients sends a functional collective along their axis."""
+    inside, norm = Event(0.5, "tp"), Event(0.25, "dp")
+    backward = [SCATTER, inside, Event(waits=True), COMPUTE]
+    assert play([*backward * 3, norm, Event(waits=True)], best=True) == 3 * (0.5 + 3.0) + 0.25
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_each_gather_of_a_traced_step_is_opened_once(remat: str) -> None:

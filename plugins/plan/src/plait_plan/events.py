@@ -23,15 +23,17 @@ class Clock:
     """Adds events in order, and keeps the time. Computation and collectives may overlap.
 
     best: collectives overlap computation wherever the code allows it; otherwise every all-gather is waited for.
-    functional: the axes of functional collectives. now: seconds so far. exposed: by axis, while nothing was computed.
+    now: seconds so far. exposed: by axis, while nothing was computed.
     """
 
-    def __init__(self, best: bool, functional: set[str]) -> None:
-        self.best, self.functional = best, functional
+    def __init__(self, best: bool) -> None:
+        self.best = best
         self.now = 0.0
         self.exposed: dict[str, float] = {}
         self._free: dict[str, float] = {}  # by axis: when its links are free again
-        self._done_at: dict[str, float] = {}  # by axis: when the collectives that are not yet waited for are done
+        # By axis, when the collectives that are not yet waited for are done: functional ones, and direct ones.
+        self._functional: dict[str, float] = {}
+        self._direct: dict[str, float] = {}
         self._unread: list[tuple[str, float]] = []  # all-gathers that nobody has read yet: axis, when it is done
         self._read = 0.0  # when the previous one was read: the host has started the next by then
 
@@ -48,9 +50,9 @@ class Clock:
             if not self.best:
                 self._until(axis, self._free[axis])
             return
-        self._done_at[axis] = max(self._done_at.get(axis, 0.0), self._free[axis])
+        (self._direct if direct else self._functional)[axis] = self._free[axis]  # a link sends one after another
         if direct and not beside:
-            self._until(axis, self._done_at.pop(axis))
+            self._until(axis, self._direct.pop(axis))
 
     def open(self) -> None:
         """Wait for the oldest all-gather that nobody has read, because it is read now."""
@@ -59,15 +61,18 @@ class Clock:
             self._read = self.now
 
     def wait(self) -> None:
-        """Wait for the functional collectives that were started."""
-        for axis in [a for a in self._done_at if a in self.functional]:
-            self._until(axis, self._done_at.pop(axis))
+        """Wait for the functional collectives that were started. Direct ones, such as FSDP2's sums of gradients, go
+        on, also along an axis that has both."""
+        for axis, until in self._functional.items():
+            self._until(axis, until)
+        self._functional = {}
 
     def finish(self) -> None:
         """Wait for all collectives."""
-        for axis, until in self._done_at.items():
+        self.wait()
+        for axis, until in self._direct.items():
             self._until(axis, until)
-        self._done_at = {}
+        self._direct = {}
 
     def _until(self, axis: str, until: float) -> None:
         if until > self.now:
@@ -77,7 +82,7 @@ class Clock:
 
 def play(events: list[Event], best: bool) -> float:
     """The seconds that these events take in order."""
-    clock = Clock(best, {e.axis for e in events if e.axis and not e.direct})
+    clock = Clock(best)
     for event in events:
         if event.axis:
             clock.send(event.axis, event.seconds, event.gathers, event.direct, event.beside)

@@ -30,7 +30,7 @@ def spend(trace: StepTrace, cluster: Cluster, best: bool, within: range | None =
     waited for."""
     end = 1 if best else 0
     products, memory, links = (getattr(cluster.achieved, k)[end] for k in ("products", "memory", "links"))
-    clock = Clock(best, {o.axis for o in trace.operators if o.kind and not o.name.startswith("c10d::")})
+    clock = Clock(best)
     arithmetic = moving = 0.0
     sending: dict[str, float] = {}
     phase = ""
