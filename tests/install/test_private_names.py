@@ -25,6 +25,7 @@ SEAMS = {
     "core/plait/system/torch_internals/compiler.py": "the compiler",
     "core/plait/system/torch_internals/dtensors.py": "DTensor",
     "core/plait/system/torch_internals/groups.py": "process groups",
+    "core/plait/system/torch_internals/idle_casts.py": "a pass of inductor's",
     "core/plait/system/torch_internals/memory.py": "memory",
     "core/plait/system/torch_internals/meshes.py": "device meshes",
     "core/plait/system/torch_internals/modules.py": "hooks and children of modules",

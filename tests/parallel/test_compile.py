@@ -1,8 +1,12 @@
 """Blocks are compiled one by one, once for all of them, and what is recomputed stays compiled."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import plait
 from plait import ModelSpec
@@ -10,6 +14,7 @@ from plait.contract.config import Compile, Precision, Remat
 from plait.ops import cross_entropy_sum, grouped_linear
 from plait.parallel.compile import selective_config
 from plait.strategies.registry import create_all
+from plait.system.torch_internals.idle_casts import CAST, PASS
 from plait_testing.models import llama3
 from plait_testing.parity import assert_same
 from plait_testing.pool import RankError
@@ -106,11 +111,11 @@ def again(config, compute, name):
 
 
 def tuned(strategies, mode):
-    """Whether inductor is to time several kernels when it gets a block's graph."""
+    """Whether inductor is to time several kernels when it gets a block's graph, and whether it has Plait's pass."""
     found = []
 
     def stop(graph):
-        found.append(torch._inductor.config.max_autotune)
+        found.append((torch._inductor.config.max_autotune, torch._inductor.config.post_grad_custom_pre_pass is PASS))
         raise RuntimeError("seen")  # nothing is compiled
 
     torch._dynamo.reset()
@@ -118,15 +123,37 @@ def tuned(strategies, mode):
         model = llama3(n_layers=1)
     strategies = create_all(strategies).values()
     applied = plait.apply(model, model.spec(), strategies, compile=Compile(True, mode=mode))
-    with torch._inductor.config.patch(post_grad_custom_pre_pass=stop), pytest.raises(Exception, match="seen"):
+    with torch._inductor.config.patch(joint_custom_pre_pass=stop), pytest.raises(Exception, match="seen"):
         applied.forward_backward([plait.Batch(*batch(0))], 100)
     return found[0]
 
 
 @pytest.mark.parametrize("strategies", [{}, pytest.param({"simplefsdp": {}}, marks=pytest.mark.slow)])
 def test_the_mode_reaches_inductor(plait_ranks, strategies):
-    assert plait_ranks.run(tuned, strategies, "max-autotune-no-cudagraphs", world=1) == [True]
-    assert plait_ranks.run(tuned, strategies, "default", world=1) == [False]
+    assert plait_ranks.run(tuned, strategies, "max-autotune-no-cudagraphs", world=1) == [(True, len(strategies) == 0)]
+    assert plait_ranks.run(tuned, strategies, "default", world=1) == [(False, len(strategies) == 0)]
+
+
+@pytest.mark.parametrize(
+    ("compute", "left"),
+    [
+        (lambda x: x.sum(0).bfloat16().float(), 0),
+        (lambda x: x.cos().bfloat16().float(), 2),  # it may be kept in bfloat16, and is rounded then
+        (lambda x: x.sum(0).bfloat16(), 1),
+        (lambda x: x.sum(0).bfloat16().double(), 2),
+        (lambda x: (low := x.sum(0).bfloat16()).float() + low, 2),  # others read what is rounded
+    ],
+)
+def test_a_sum_is_not_rounded_only_to_be_brought_back(compute, left):
+    """Inductor makes a kernel of the two casts that changes nothing."""
+    traced = make_fx(compute, decomposition_table=select_decomp_table())(torch.ones(4, 3))
+    for kept, emulates in ((left, False), (None, True)):
+        graph = copy.deepcopy(traced.graph)
+        before = len(graph.find_nodes(op="call_function", target=CAST))
+        with torch._inductor.config.patch(emulate_precision_casts=emulates):
+            PASS(graph)
+        assert len(graph.find_nodes(op="call_function", target=CAST)) == (before if emulates else kept)
+        graph.lint()
 
 
 def test_other_backends_have_no_mode(plait_ranks):

@@ -74,15 +74,16 @@ def _leave_outside(block: nn.Module, options: Compile) -> bool:
 def compiled(
     forward: Callable[..., Any], options: Compile, fullgraph: bool, dynamic: bool | None = None
 ) -> Callable[..., Any]:
-    mode = None if options.mode == "default" else options.mode  # other backends than inductor take none
-    return torch.compile(forward, backend=options.backend, mode=mode, fullgraph=fullgraph, dynamic=dynamic)
+    if options.backend != "inductor":  # others have no modes and no passes
+        return torch.compile(forward, backend=options.backend, fullgraph=fullgraph, dynamic=dynamic)
+    from plait.system.torch_internals.idle_casts import options_of
+
+    return torch.compile(forward, options=options_of(options.mode), fullgraph=fullgraph, dynamic=dynamic)
 
 
 def recomputed(forward: Callable[..., Any], mode: str) -> Callable[..., Any]:
     """`forward`, whose backward recomputes all activations ("full") or the cheap ones ("selective")."""
-    contexts: dict[str, Any] = {}
-    if mode == "selective":
-        contexts = {"context_fn": _contexts}
+    contexts: dict[str, Any] = {"context_fn": _contexts} if mode == "selective" else {}
 
     @functools.wraps(forward)
     def recompute(*args: Any, **kwargs: Any) -> Any:
