@@ -47,6 +47,18 @@ def test_fake_tensors_refuse_their_values():
     assert torch_internals.is_traceable_wrapper_subclass_type(DTensor)
 
 
+def test_fake_tensors_are_made_as_torch_makes_them():
+    with torch_internals.FakeTensorMode() as mode:
+        make, device = torch_internals.FakeTensors(mode), torch.device("cpu")
+        plain = torch.empty_strided((2, 3), (1, 2), device="meta", dtype=torch.bfloat16)
+        made = [make.of(plain, device), make.of(plain, device), torch_internals.FakeTensor(mode, plain, device)]
+    assert vars(made[0]) == vars(made[1]) == vars(made[2])
+    assert vars(made[0]) is not vars(made[1])
+    assert len({(type(m), m.shape, m.stride(), m.dtype, m.device, m.requires_grad) for m in made}) == 1
+    assert len({torch_internals.storage_key(m.untyped_storage()) for m in made}) == 1
+    assert torch_internals.dispatch_keys(made[1]) == torch_internals.dispatch_keys(made[2])
+
+
 def test_storages_are_told_apart():
     one, other = torch.ones(2), torch.ones(2)
     assert torch_internals.storage_key(one[:1].untyped_storage()) == torch_internals.storage_key(one.untyped_storage())

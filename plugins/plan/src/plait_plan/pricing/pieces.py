@@ -305,12 +305,13 @@ def _of_batch(operators: list[Operator], samples: int) -> tuple[np.ndarray, np.n
 def _parts(operators: list[Operator], blocks: Mapping[str, str]) -> list[PartOfStep]:
     """The part of the step that each operator belongs to. Operators between two blocks belong to the block before."""
     found: list[PartOfStep] = []
-    owners = [block_of(o.module, blocks) for o in operators]
-    in_blocks = [(_direction(o), i) for i, o in enumerate(operators) if owners[i]]
+    owner_of = {module: block_of(module, blocks) for module in {o.module for o in operators}}
+    owners = [owner_of[o.module] for o in operators]
+    in_blocks = [(DIRECTION_OF.get(o.phase), i) for i, o in enumerate(operators) if owners[i]]
     last = {name: max((i for direction, i in in_blocks if direction == name), default=-1) for name in DIRECTIONS}
     now: PartOfStep = ("start", "")
     for i, operator in enumerate(operators):
-        direction = _direction(operator)
+        direction = DIRECTION_OF.get(operator.phase)
         owner = owners[i]
         if direction is None:
             now = ("end" if operator.phase != "start" else "start", "")
@@ -329,12 +330,7 @@ def _parts(operators: list[Operator], blocks: Mapping[str, str]) -> list[PartOfS
 
 
 DIRECTIONS = ("forward", "backward")
-
-
-def _direction(operator: Operator) -> str | None:
-    return {"forward": "forward", "loss": "forward", "backward": "backward", "recompute": "backward"}.get(
-        operator.phase
-    )
+DIRECTION_OF = {"forward": "forward", "loss": "forward", "backward": "backward", "recompute": "backward"}  # a phase
 
 
 def joined(mesh: Any) -> dict[str, str]:

@@ -18,10 +18,9 @@ from plait_plan.torch_internals import (
     schema,
     shape_learners,
     storage_key,
-    tree_leaves,
 )
 from plait_plan.tracing.shards import parts_alone
-from plait_plan.tracing.traffic import SPACES, group_of, kind_of, moved
+from plait_plan.tracing.traffic import SPACES, group_of, kind_of, moved, tensors_in
 from plait_plan.tracing.where import Where
 
 _aten = torch.ops.aten
@@ -220,8 +219,7 @@ class Recorder(TorchDispatchMode):
         name = schema(func).name
         if self.paused or name.startswith(_SILENT):
             return result
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+        given, made = tensors_in((*args, *kwargs.values())), tensors_in((result,))
         inputs = [self.storage(t) for t in given]
         outputs = [self.storage(t) for t in made]
         known = {id(s) for s in inputs}
@@ -278,8 +276,7 @@ class Recorder(TorchDispatchMode):
             named = {**dict(zip([a.name for a in schema(func).arguments], args, strict=False)), **kwargs}
             for argument in schema(func).arguments:
                 if argument.alias_info is not None and argument.alias_info.is_write:
-                    leaves = tree_leaves(named.get(argument.name))
-                    written += [id(self.storage(t)) for t in leaves if isinstance(t, Tensor)]
+                    written += [id(self.storage(t)) for t in tensors_in((named.get(argument.name),))]
         sources = [s for s in inputs if id(s) not in written]
         if sources and all(s.copies or s.kind == "parameters" for s in sources):
             for storage in (*new, *(s for s in inputs if id(s) in written)):

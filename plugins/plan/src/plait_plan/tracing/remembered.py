@@ -11,7 +11,15 @@ import attrs
 import torch
 from torch import Tensor
 
-from plait_plan.torch_internals import FakeTensor, FakeTensorMode, dispatch_keys, is_of_torch, schema, storage_key
+from plait_plan.torch_internals import (
+    FakeTensor,
+    FakeTensorMode,
+    FakeTensors,
+    dispatch_keys,
+    is_of_torch,
+    schema,
+    storage_key,
+)
 
 MOST = 100_000  # calls that are remembered
 PLAIN = frozenset(
@@ -49,22 +57,23 @@ class RememberingMode(FakeTensorMode):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.cache_enabled = False  # torch's own
+        self._tensors = FakeTensors(self)
 
-    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors: list[FakeTensor] = []
         told: list[Any] = [func, torch.is_inference_mode_enabled()]
         if not (self._tell(told, tensors, args) and self._tell(told, tensors, kwargs.items())):
-            return super().dispatch(func, types, args, kwargs)
+            return super().__torch_dispatch__(func, types, args, kwargs)
         key = tuple(told)
         if (known := KNOWN.get(key, KNOWN)) is KNOWN:
-            result = super().dispatch(func, types, args, kwargs)
+            result = super().__torch_dispatch__(func, types, args, kwargs)
             if len(KNOWN) >= MOST:
                 KNOWN.clear()
             KNOWN[key] = self._how(func, tensors, result)
             return result
         if known is None:
-            return super().dispatch(func, types, args, kwargs)
+            return super().__torch_dispatch__(func, types, args, kwargs)
         kind, parts = known
         if kind is None:
             return self._make(parts[0], tensors)
@@ -139,7 +148,7 @@ class RememberingMode(FakeTensorMode):
         else:
             plain = torch.empty(0, dtype=made.dtype, device="meta")
             plain.set_(tensors[made.given].untyped_storage(), made.start, made.shape, made.stride)
-        return FakeTensor(self, plain, made.device)
+        return self._tensors.of(plain, made.device)
 
 
 def _bytes(one: Tensor) -> int:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait_plan.torch_internals import schema, tree_leaves
+from plait_plan.torch_internals import schema
 
 KINDS = {
     "reduce_scatter": r"reduce_?scatter",
@@ -30,11 +30,20 @@ def kind_of(operator: Any) -> str | None:
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), None)
 
 
+def tensors_in(values: Iterable[Any]) -> list[Tensor]:
+    """All tensors among arguments or results of an operator, in order."""
+    found: list[Tensor] = []
+    for one in values:
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif isinstance(one, list | tuple):
+            found += tensors_in(one)
+    return found
+
+
 def moved(args: Iterable[Any], result: Any) -> int:
     """Bytes of the input or of the result, whichever is larger; inputs that are written to are results."""
-    return max(
-        sum(t.numel() * t.element_size() for t in tree_leaves(a) if isinstance(t, Tensor)) for a in (*args, result)
-    )
+    return max(sum(t.numel() * t.element_size() for t in tensors_in((a,))) for a in (*args, result))
 
 
 def group_of(args: Iterable[Any]) -> str:
