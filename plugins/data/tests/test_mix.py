@@ -213,3 +213,14 @@ def test_what_does_not_fit_is_told_by_its_key(texts, monkeypatch, key, sources, 
         check(compose(["data=mix", f"data.sources={sources}", *given, *sizes, "strategy=[]"]), 1)
     assert says in str(caught.value)
     assert caught.value.key == key
+
+
+def test_advice_names_the_keys_of_its_source(texts):
+    made = Mix(sources={"b": text(texts, "b", validation_fraction=0.02)}, weights={"b": 1})
+    made.prepare(lambda line: None)
+    with pytest.raises(PlaitError) as caught:
+        made.check_length(seq_len=T)
+    said = str(caught.value)
+    assert said.startswith("data.sources.b: data has 12 tokens held out for validation")
+    assert "raise data.sources.b.validation_fraction to" in said
+    assert said.endswith("or set data.sources.b.validation_fraction=0")

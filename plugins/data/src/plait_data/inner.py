@@ -39,9 +39,10 @@ def naming(key: str, *own: str) -> Iterator[None]:
     try:
         yield
     except PlaitError as error:
+        said = re.sub(rf"\bdata\.(?!{shared})(?=\w)", f"{key}.", str(error))
         if error.key is not None and re.match(rf"data\.(?!{shared})", error.key):
-            error.args = (re.sub(rf"\bdata\.(?!{shared})(?=\w)", f"{key}.", str(error)),)
+            error.args = (said,)
             error.key = f"{key}.{error.key.removeprefix('data.')}"
         elif key not in str(error) and error.key not in {f"data.{name}" for name in own}:
-            error.args = (f"{key}: {error}",)
+            error.args = (f"{key}: {said}",)
         raise
