@@ -34,9 +34,9 @@ class Searched:
         self.layouts, self.reasons = planning.compositions(self.run, offered)
         self.wanted = Constraints({}, {}, {}, self.run.spec, self.run.shapes, 2 * world)
 
-    def __call__(self, capacity=1e12, watch=None, prune=True):
+    def __call__(self, capacity=1e12, watch=None, prune=True, prices=None):
         given = self.run, self.layouts, self.reasons, self.cluster, capacity, self.wanted
-        return search(*given, watch=watch, prune=prune)
+        return search(*given, watch=watch, prune=prune, prices=prices)
 
 
 def key(found):
@@ -47,6 +47,17 @@ def forget(monkeypatch):
     """As in another process."""
     for module in (pieces, traces):
         monkeypatch.setattr(module, "PIECES", Memo(512))
+
+
+def test_a_further_search_computes_no_price_of_a_layout_again():
+    searched, prices = Searched(2, ("fsdp2",), *SMALL), {}
+    with mock.patch.object(planning, "price", wraps=planning.price) as price:
+        alone = searched(prices=prices)
+        count, known = price.call_count, len(prices)
+        again = searched(prices=prices)
+    assert key(alone) == key(again)
+    assert len(prices) == known > 0
+    assert price.call_count == 2 * count - known
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import pytest
 
 from plait.host import check, compose
-from plait_plan.events import Event, play
+from plait_plan.events import Event, play, play_again
 from plait_plan.tracing.trace import trace
 
 COMPUTE, OPEN = Event(3.0), Event(opens=True)
@@ -39,6 +39,12 @@ def test_sums_of_gradients_go_on_while_another_axis_is_waited_for() -> None:
     inside, norm = Event(0.5, "tp"), Event(0.25, "dp")
     backward = [SCATTER, inside, Event(waits=True), COMPUTE]
     assert play([*backward * 3, norm, Event(waits=True)], best=True) == 3 * (0.5 + 3.0) + 0.25
+
+
+@pytest.mark.parametrize("best", [True, False])
+def test_what_is_played_again_takes_as_long_as_if_it_were_written_again(best: bool) -> None:
+    events = [GATHER, OPEN, Event(2.0, "tp"), COMPUTE, SCATTER, Event(0.5), Event(waits=True), SCATTER]
+    assert play_again(events, best, 4) == [play(events * times, best) for times in (1, 2, 3, 4)]
 
 
 @pytest.mark.slow

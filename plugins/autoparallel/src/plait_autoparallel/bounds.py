@@ -49,6 +49,7 @@ class Bounds:
         self._pieces: dict[str, list[planning.Pieces]] = {}
         self._named: dict[Any, tuple[list[planning.Pieces], list[str]]] = {}
         self._prices: dict[Any, planning.Price] = {}
+        self._candidates: dict[int, list[Priced]] = {}
 
     def in_turn(self, families: Families) -> tuple[Families, Families]:
         """The families apart from those of which `may_fit` knows more when the others are traced; and these."""
@@ -99,9 +100,13 @@ class Bounds:
                 kept += family
         return kept
 
-    def candidates(self, i: int) -> Iterator[Priced]:
+    def candidates(self, i: int) -> list[Priced]:
         """Candidates of this composition, priced without what does not grow with the batch."""
-        composition = self.layouts[i]
+        if i not in self._candidates:
+            self._candidates[i] = list(self._priced(self.layouts[i]))
+        return self._candidates[i]
+
+    def _priced(self, composition: planning.Composition) -> Iterator[Priced]:
         pieces, axes = self._here(composition)
         segments = self.wanted.segments(pieces[0])
         for rows, micro in self.wanted.batches(composition.layout):
@@ -146,5 +151,7 @@ def _renamed(one: planning.Pieces, here: Mapping[str, int]) -> planning.Pieces:
         return one
     axes = {operator.axis for operator in one.operators if operator.kind}
     names = {axis: "*".join(here) for axis in axes if large.intersection(axis.split("*")) == there.keys()}
+    if all(axis == name for axis, name in names.items()):
+        return one
     renamed = [attrs.evolve(o, axis=names[o.axis]) if o.kind and o.axis in names else o for o in one.operators]
     return attrs.evolve(one, operators=renamed)

@@ -91,10 +91,11 @@ def _search(options: AutoParallelOptions, run: Run, blocks: list[str], kept: fil
     wanted = Constraints(options.axes or {}, require, forbid, run.spec, run.shapes, samples, mode, together)
     layouts, reasons = planning.compositions(_in_smallest_batches(run, samples, together), offered)
     wanted.check(blocks, {a for c in layouts for a in _axes(c)})
-    limit, watch = capacity, Watch(options.seconds)
+    limit, watch, prices = capacity, Watch(options.seconds), dict[Any, planning.Price]()
     with planning.Telling(watch.still) as watch.tell:
         for _ in range(TRIES):
-            found = or_what_helps(functools.partial(search, run, layouts, reasons, cluster, limit, watch=watch), wanted)
+            attempt = functools.partial(search, run, layouts, reasons, cluster, limit, watch=watch, prices=prices)
+            found = or_what_helps(attempt, wanted)
             decision = decision_of(found, samples)
             peak = _needed(run, decision, blocks, cluster, found)
             if peak <= capacity:

@@ -78,11 +78,13 @@ def search(
     wanted: Constraints,
     watch: Watch | None = None,
     prune: bool = True,
+    prices: dict[Any, planning.Price] | None = None,
 ) -> SearchResult:
     """The fastest plan for `run` on `cluster` within `capacity` bytes per rank, among `layouts`.
 
     reasons: strategy -> why it cannot take part. watch: may end the search before all is traced. prune: trace no more
-    than is needed to know the plan. Raises Infeasible if there is none.
+    than is needed to know the plan. prices: those that earlier searches for this run and cluster computed. Raises
+    Infeasible if there is none.
     """
     fitting = wanted.axes_fit(layouts, run.world_size, reasons)
     inside = [c for c in layouts if _inside(c, cluster)]
@@ -92,7 +94,7 @@ def search(
     samples = wanted.samples
     shared = [places[id(c)] for c in fitting if wanted.shared_by(c.layout)]
     standings, pieces, count = Standings(capacity), dict[int, list[planning.Pieces]](), 0
-    watch, plans = watch or Watch(), stages.Plans(run)
+    watch, plans, prices = watch or Watch(), stages.Plans(run), {} if prices is None else prices
     lazy = prune and wanted.may_keep_all(run.blocks)
 
     def trace(chosen: list[int], first: bool, later: int = 0, exact: bool = not prune) -> None:
@@ -101,7 +103,7 @@ def search(
         for family in planning.families(run, layouts, chosen, fixed(run), cluster.granularity, first, exact):
             count = before + family.traced
             pieces.update(dict.fromkeys(family.members, family.pieces))
-            standings.add([p for i in family.members for p in _priced(layouts[i], family, cluster, wanted)])
+            standings.add([p for i in family.members for p in _priced(layouts[i], family, cluster, wanted, prices)])
             watch.see(count, before + family.of + later, family.fresh, standings.best)
 
     def trace_optimizers(rounds: float = float("inf")) -> None:
@@ -163,7 +165,11 @@ def search(
 
 
 def _priced(
-    composition: planning.Composition, family: planning.Family, cluster: Cluster, wanted: Constraints
+    composition: planning.Composition,
+    family: planning.Family,
+    cluster: Cluster,
+    wanted: Constraints,
+    prices: dict[Any, planning.Price],
 ) -> list[Priced]:
     """A candidate for each batch, if parameters are divided as required."""
     pieces, layout = family.pieces, composition.layout
@@ -172,7 +178,9 @@ def _priced(
     segments = wanted.segments(pieces[0])
     found = []
     for rows, micro in wanted.batches(layout):
-        price = planning.price(pieces, layout, cluster, rows)
+        key = composition.text(), rows, family.whole, pieces[-1].partial
+        if (price := prices.get(key)) is None:
+            price = prices[key] = planning.price(pieces, layout, cluster, rows)
         found.append(Priced(Candidate(composition, rows, micro), pieces, price, traced(segments, price), family.whole))
     return found
 

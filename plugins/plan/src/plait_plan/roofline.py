@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import attrs
+import numpy as np
 
 from plait import Cluster
 from plait_plan.events import BESIDE, Clock
@@ -81,13 +82,13 @@ def seconds_to_send(kind: str, sent: float, members: tuple[int, ...], cluster: C
 
     Ranks of one node that take part share the node's network cards.
     """
-    return seconds_over(kind, sent, len(members), nodes(members, cluster.node), cluster, links)
+    return float(seconds_over(kind, sent, len(members), nodes(members, cluster.node), cluster, links))
 
 
-def seconds_over(kind: str, sent: float, ranks: int, nodes: int, cluster: Cluster, links: float) -> float:
-    """`seconds_to_send` over so many ranks on so many nodes."""
+def seconds_over(kind: str, sent: Any, ranks: int, nodes: int, cluster: Cluster, links: float) -> Any:
+    """`seconds_to_send` over so many ranks on so many nodes, of a number, or of an array."""
     if ranks == 1:
-        return 0.0
+        return 0.0 * sent
     hops = math.ceil(math.log2(ranks))
     share = sent * (ranks - 1) / ranks
     if nodes == 1:
@@ -95,7 +96,7 @@ def seconds_over(kind: str, sent: float, ranks: int, nodes: int, cluster: Cluste
     elif kind == "all_to_all":
         outside = sent * (nodes - 1) / nodes
         slow, fast = outside / cluster.between.bandwidth, (share - outside) / cluster.inside.bandwidth
-        once = cluster.between.latency * hops + max(slow, fast) / links
+        once = cluster.between.latency * hops + np.maximum(slow, fast) / links
     else:
         rate = min(cluster.inside.bandwidth, cluster.between.bandwidth * ranks / nodes)
         once = cluster.between.latency * hops + share / (rate * links)

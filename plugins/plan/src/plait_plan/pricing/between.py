@@ -49,7 +49,7 @@ def between(mix: list[tuple[float, list[Pieces]]], layout: MeshLayout) -> list[P
     firsts = mix[0][1]
     found = []
     for traces in zip(*(pieces for _, pieces in mix), strict=True):
-        if any(_labels(one) != _labels(traces[0]) for one in traces[1:]):
+        if any(one.labels != traces[0].labels for one in traces[1:]):
             return None
         mixed: dict[str, Any] = {"layout": layout}
         for name in ("fixed", "more", "levels", "grows"):
@@ -80,8 +80,3 @@ def _units(run: Run) -> Mapping[str, set[int]]:
             if logical:
                 found.setdefault(logical, set()).add(run.spec.sizes.get(logical, size // parts))
     return found
-
-
-def _labels(one: Pieces) -> list[Any]:
-    moved = [(o.name, o.kind, o.axis, bool(o.bytes)) for o in one.operators]
-    return [moved, one.parts, one.modes, {fqn: t.divided for fqn, t in one.tensors.items()}]

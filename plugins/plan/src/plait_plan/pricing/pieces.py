@@ -82,9 +82,9 @@ class Pieces:
     optimizer: "Pieces | None" = None
 
     @functools.cached_property
-    def places(self) -> dict[PartOfStep, list[int]]:
+    def places(self) -> dict[PartOfStep, np.ndarray]:
         """Part of the step -> the indices of its operators."""
-        return _indices(self.parts)
+        return {part: np.array(found) for part, found in _indices(self.parts).items()}
 
     @functools.cached_property
     def dtypes(self) -> dict[str, list[int]]:
@@ -104,6 +104,37 @@ class Pieces:
             bool(o.kind) or o.name.endswith("::wait_tensor") or (o.opens and bool(o.bytes)) for o in self.operators
         ]
         return np.array(named, bool)
+
+    @functools.cached_property
+    def collectives(self) -> dict[tuple[str, str], list[int]]:
+        """(kind, axis) -> the indices of the collectives of that kind over that axis."""
+        found = _indices([(o.kind, o.axis) for o in self.operators])
+        return {key: places for key, places in found.items() if key[0]}
+
+    @functools.cached_property
+    def sums(self) -> dict[tuple[str, str | None], list[int]]:
+        """(axis, block or None) -> the indices of the all-reduces of its backward over that axis."""
+        named = [
+            (o.axis, block or None) if o.kind == "all_reduce" and o.phase == "backward" else None
+            for o, (_, block) in zip(self.operators, self.parts, strict=True)
+        ]
+        found = _indices(named)
+        return {key: places for key, places in found.items() if key}
+
+    @functools.cached_property
+    def labels(self) -> list[Any]:
+        """Equal for traces that consist of the same operators."""
+        moved = [(o.name, o.kind, o.axis, bool(o.bytes)) for o in self.operators]
+        return [moved, self.parts, self.modes, {fqn: t.divided for fqn, t in self.tensors.items()}]
+
+    @functools.cached_property
+    def held_of(self) -> dict[str | None, list[str]]:
+        """Block -> FQNs of its parameters that were traced; None -> of all."""
+        found: dict[str | None, list[str]] = {block: [] for block in self.modes}
+        for fqn in self.held:
+            if (block := self.tensors[fqn].block) in found:
+                found[block].append(fqn)
+        return {**found, None: list(self.held)}
 
     @functools.cached_property
     def _locals(self) -> dict[Any, dict[str, int]]:

@@ -8,12 +8,14 @@ import attrs
 import numpy as np
 
 from plait import REMAT, Cluster, MeshLayout
-from plait_plan.events import BESIDE, Event, play
+from plait_plan.events import BESIDE, Event, play, play_again
 from plait_plan.pricing.pieces import Pieces
 from plait_plan.ranks import degrees, members
 from plait_plan.roofline import limits, nodes, seconds_over
 from plait_plan.values import KINDS
 
+NONE = np.array([], int)  # operators
+OPENS, WAITS = Event(opens=True), Event(waits=True)
 BUFFERS = KINDS.index("collectives")
 STATIC = tuple(KINDS.index(kind) for kind in ("parameters", "optimizer"))
 GRADIENTS = KINDS.index("gradients")
@@ -94,8 +96,9 @@ class _PricedTrace:
     ) -> None:
         self.pieces, self.layout, self.cluster, self.rows = pieces, layout, cluster, rows
         self.all = None if blocks is None else [None, *blocks]
-        self.reach: dict[str, tuple[int, int]] = {}  # axis -> ranks and nodes along it
         self.seconds: dict[tuple[bool, float], np.ndarray] = {}
+        self.sends: dict[bool, list[float]] = {}
+        self.reach: dict[str, tuple[int, int]] = {}  # axis -> ranks and nodes along it
         self.here = pieces.local(degrees(layout))
         then = pieces.local(degrees(pieces.layout))
         self.traced = {fqn: then[fqn] for fqn in pieces.held}
@@ -103,8 +106,12 @@ class _PricedTrace:
         self.indices = pieces.places
         self.kind_of = {fqn: i for i, g in enumerate(pieces.groups) for fqn in g.fqns}
         self.held_ratio = self._held_ratios()
-        self.levels = self._levels()
-        self.lasting = self._levels(BUFFERS)  # a block's first collective frees the buffers of the one before
+        for (axis, block), places in pieces.sums.items():
+            if self._splits_batch(axis.split("*")):
+                self.sent[places] *= self.held_ratio[block]  # the ranks sum gradients of shards
+        levels = pieces.levels + (rows - 1) * pieces.grows
+        self.levels = self._levels(levels)
+        self.lasting = self._levels(levels, BUFFERS)  # a block's first collective frees buffers of the one before
 
     def block_cost(self, kind: int, mode: str) -> BlockCost | None:
         """The cost of a block of this kind with this mode of recomputation; None if no such block was traced."""
@@ -112,8 +119,7 @@ class _PricedTrace:
         if block is None:
             return None
         forward, backward = self.indices["forward", block], self.indices["backward", block]
-        steady = [self._steady(places) for places in (forward, backward)]
-        alone = [self._once(places) for places in (forward, backward)]
+        steady, alone = zip(*map(self._again, (forward, backward)), strict=True)
         exposed = tuple(max(one - usual, 0.0) for one, usual in zip(alone, steady, strict=True))
         traced = list(self.pieces.modes)
         place = traced.index(block)
@@ -121,7 +127,7 @@ class _PricedTrace:
         left = sum(self.left(self.kind_of[b]) for b in traced[place + 1 :])
         peak_forward = float(self.levels[forward].max() - self.lasting[forward[0]])
         peak_backward = float(self.levels[backward].max()) - self._base() - kept - left
-        return BlockCost(sum(steady), self._kept(block), peak_forward, peak_backward, steady[0], exposed)  # type: ignore[arg-type]
+        return BlockCost(sum(steady), self._kept(block), peak_forward, peak_backward, steady[0], exposed)
 
     def left(self, kind: int) -> float:
         """Bytes of gradients that the backward of a block of this kind leaves."""
@@ -145,15 +151,15 @@ class _PricedTrace:
         traced = list(self.pieces.modes)
         kept = sum(self._usual(block) for block in traced)
         gradients = sum(self.left(self.kind_of[block]) for block in traced)
-        head, tail = self.indices["head", ""], self.indices.get(("tail", ""), [])
+        head, tail = self.indices["head", ""], self.indices.get(("tail", ""), NONE)
         base = self._base()
         end = self.indices["end", ""]
         always = float(self.levels.min())  # a workspace of matrix products has one size for any number of parameters
         whole, held = self._local(self.all), self._local([None, *traced])
-        outside = {name: self._once(self.indices.get((name, ""), [])) for name in ("embed", "head", "tail")}
+        outside = {name: self._once(self.indices.get((name, ""), NONE)) for name in ("embed", "head", "tail")}
         known = self.pieces.optimizer is not None
-        dealt = [i for i in end if self.pieces.sends and self.pieces.operators[i].phase == "optimizer"]
-        rest = sorted({*end}.difference(dealt))
+        dealt = np.array([i for i in end if self.pieces.sends and self.pieces.operators[i].phase == "optimizer"], int)
+        rest = np.setdiff1d(end, dealt)
         step = self._once(self.indices["start", ""]) + self._once(rest, whole / held)
         if not known:  # a rank does no less for all blocks; how much more is estimated only if the layers are divided
             step += self._once(dealt, whole / held if self.layout.count("layers") > 1 else 1.0)
@@ -215,9 +221,8 @@ class _PricedTrace:
         same = [b for b in modes if b != block and modes[b] == modes[block] and self.kind_of[b] == self.kind_of[block]]
         return same[-1] if same else None
 
-    def _levels(self, *without: int) -> np.ndarray:
+    def _levels(self, levels: np.ndarray, *without: int) -> np.ndarray:
         """Bytes in use at each operator, except those of parameters, optimizer and the kinds `without`."""
-        levels = self.pieces.levels + (self.rows - 1) * self.pieces.grows
         weights = np.ones(levels.shape[1])
         weights[[*STATIC, *without]] = 0.0
         weights[GRADIENTS] = self.held_ratio[None]
@@ -226,21 +231,25 @@ class _PricedTrace:
     def _held_ratios(self) -> dict[Any, float]:
         """Block, or None for all -> elements of its parameters that a rank holds in this layout / in the trace."""
         shares: dict[Any, float] = {}
-        for block in (*self.pieces.modes, None):
-            members = [f for f in self.pieces.held if block is None or self._block(f) == block]
-            then = sum(self.traced[f] for f in members)
-            shares[block] = sum(self.here[f] for f in members) / then if then else 1.0
+        for block, held in self.pieces.held_of.items():
+            then = sum(self.traced[f] for f in held)
+            shares[block] = sum(self.here[f] for f in held) / then if then else 1.0
         return shares
-
-    def _block(self, fqn: str) -> str | None:
-        return self.pieces.tensors[fqn].block
 
     def _local(self, blocks: Iterable[str | None] | None) -> int:
         """Elements that a rank holds of the parameters of `blocks`; None among them stands for those outside blocks.
         blocks=None: of all parameters."""
         wanted = None if blocks is None else set(blocks)
-        tensors = self.pieces.tensors
-        return sum(size for f, size in self.here.items() if wanted is None or tensors[f].block in wanted)
+        return sum(size for block, size in self._elements.items() if wanted is None or block in wanted)
+
+    @functools.cached_property
+    def _elements(self) -> dict[str | None, int]:
+        """Block, or None for what is outside of blocks -> elements of its parameters that a rank holds."""
+        found: dict[str | None, int] = {}
+        for fqn, size in self.here.items():
+            block = self.pieces.tensors[fqn].block
+            found[block] = found.get(block, 0) + size
+        return found
 
     def _static(self, whole: int) -> float:
         held = sum(self.traced.values())
@@ -254,12 +263,12 @@ class _PricedTrace:
         held = sum(self.traced.values())
         return float(self.pieces.levels[:, GRADIENTS].max()) / held if held else 0.0
 
-    def _steady(self, places: list[int]) -> float:
-        """Seconds of these operators between others like them: the mean of the best and the worst rates."""
-        events = [self._events(places, best) for best in (True, False)]
-        return sum((play(e * 4, b) - play(e * 2, b)) / 2 for e, b in zip(events, (True, False), strict=True)) / 2
+    def _again(self, places: np.ndarray) -> tuple[float, float]:
+        """Seconds of these operators (between others like them, alone): the mean of the best and the worst rates."""
+        ends = [play_again(self._events(places, best), best, 4) for best in (True, False)]
+        return sum((four - two) / 2 for _, two, _, four in ends) / 2, sum(one for one, *_ in ends) / 2
 
-    def _once(self, places: list[int], times: float = 1.0) -> float:
+    def _once(self, places: np.ndarray, times: float = 1.0) -> float:
         """Seconds of these operators alone, the mean of the best and the worst rates. times: what each costs more."""
         return sum(play(self._events(places, best, times), best) for best in (True, False)) / 2
 
@@ -268,30 +277,31 @@ class _PricedTrace:
         Computed, because no trace has two micro-batches."""
         wanted = None if self.all is None else set(self.all)
         sizes = [n for f, n in self.here.items() if wanted is None or self.pieces.tensors[f].block in wanted]
-        cluster, seconds = self.cluster, 0.0
-        for share in cluster.achieved.memory:
-            rate = cluster.bandwidth * share
-            seconds += sum(max(3 * n * self._gradient_size / rate, cluster.launch) for n in sizes) / 2
+        moved, seconds = 3 * np.array(sizes) * self._gradient_size, 0.0
+        for share in self.cluster.achieved.memory if sizes else ():
+            each = np.maximum(moved / (self.cluster.bandwidth * share), self.cluster.launch)
+            seconds += float(each.cumsum()[-1]) / 2  # added in order, as the same numbers are everywhere
         return seconds
 
-    def _events(self, places: list[int], best: bool, times: float = 1.0) -> list[Event]:
-        if not places:
+    def _events(self, places: np.ndarray, best: bool, times: float = 1.0) -> list[Event]:
+        if not len(places):
             return []
-        links = self.cluster.achieved.links[1 if best else 0]
+        stops = np.flatnonzero(self.pieces.interrupts[places])
         until = np.concatenate([[0.0], np.cumsum(self._computing(best, times)[places])])
+        computing = np.diff(until[[0, *stops, len(places)]]).tolist()
+        interrupts, sending = places[stops].tolist(), self._sending(best)
         found: list[Event] = []
-        done = 0
-        for at in np.flatnonzero(self.pieces.interrupts[places]).tolist():
-            operator = self.pieces.operators[places[at]]
-            if (computing := float(until[at] - until[done])) > 0.0:
-                found.append(Event(computing))
-            done = at
+        for i, seconds in zip(interrupts, computing, strict=False):
+            if seconds > 0.0:
+                found.append(Event(seconds))
+            operator = self.pieces.operators[i]
             if operator.kind:
-                found.append(self._sending(places[at], links))
+                direct = operator.name.startswith("c10d::")
+                gathers, beside = operator.kind == "all_gather", operator.phase in BESIDE
+                found.append(Event(sending[i], operator.axis, gathers, direct, beside))
             else:
-                found.append(Event(opens=True) if operator.opens else Event(waits=True))
-        computing = float(until[-1] - until[done])
-        return [*found, Event(computing)] if computing > 0.0 else found
+                found.append(OPENS if operator.opens else WAITS)
+        return [*found, Event(computing[-1])] if computing[-1] > 0.0 else found
 
     def _computing(self, best: bool, times: float) -> np.ndarray:
         """Seconds of each operator, `times` as often; those that only send or wait take none."""
@@ -307,24 +317,20 @@ class _PricedTrace:
             self.seconds[best, times] = np.where(one.computes & (moved > 0), seconds, 0.0)
         return self.seconds[best, times]
 
-    def _sending(self, i: int, links: float) -> Event:
-        operator = self.pieces.operators[i]
-        names = operator.axis.split("*")
-        if operator.axis not in self.reach:
-            ranks = members(self.layout, names)
-            self.reach[operator.axis] = len(ranks), nodes(ranks, self.cluster.node)
-        sent = self.sent[i]
-        if operator.kind == "all_reduce" and operator.phase == "backward" and self._splits_batch(names):
-            sent *= self.held_ratio[self._owner(i)]  # the ranks sum gradients of shards
-        seconds = seconds_over(operator.kind, sent, *self.reach[operator.axis], self.cluster, links)
-        direct = operator.name.startswith("c10d::")
-        return Event(seconds, operator.axis, operator.kind == "all_gather", direct, operator.phase in BESIDE)
+    def _sending(self, best: bool) -> list[float]:
+        """Seconds of each collective, by the index of its operator."""
+        if best not in self.sends:
+            links, seconds = self.cluster.achieved.links[1 if best else 0], np.zeros(len(self.sent))
+            for (kind, axis), places in self.pieces.collectives.items():
+                if axis not in self.reach:
+                    ranks = members(self.layout, axis.split("*"))
+                    self.reach[axis] = len(ranks), nodes(ranks, self.cluster.node)
+                seconds[places] = seconds_over(kind, self.sent[places], *self.reach[axis], self.cluster, links)
+            self.sends[best] = seconds.tolist()
+        return self.sends[best]
 
     def _splits_batch(self, names: list[str]) -> bool:
         return all(a.splits == "batch" for a in self.layout.dense if a.name in names)
-
-    def _owner(self, i: int) -> str | None:
-        return self.pieces.parts[i][1] or None
 
 
 def _scaled(pieces: Pieces, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

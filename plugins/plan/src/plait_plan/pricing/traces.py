@@ -7,7 +7,7 @@ import attrs
 
 from plait import Config, MeshLayout, Run
 from plait_plan.cores import as_they_end
-from plait_plan.pricing.between import between, ends
+from plait_plan.pricing.between import Ends, between, ends
 from plait_plan.pricing.optimizers import of_whole
 from plait_plan.pricing.pieces import PIECES, Pieces, depends_on, kept, patterns, pieces
 from plait_plan.pricing.space import Composition, representatives
@@ -72,8 +72,7 @@ def _families(
     granularity: int,
     first: bool,
 ) -> Iterator[Family]:
-    serves = representatives(found)
-    mixes = ends(run, found, sorted(set(serves.values())))
+    serves, mixes = _served(run, found)
     waiting = {serves[i]: [j for j in wanted if serves[j] == serves[i]] for i in wanted}
     made: dict[int, list[Pieces]] = {}
     whole = not first or len(patterns(run.config)) == 1
@@ -125,10 +124,20 @@ def _made(indices: Iterable[int], job: Callable[[int], PiecesOf]) -> Iterator[tu
         yield rest[place], one, True
 
 
+LAST: list[Any] = []  # a search asks for families of the same compositions again and again
+
+
+def _served(run: Run, found: list[Composition]) -> tuple[dict[int, int], dict[int, Ends]]:
+    """(`representatives` of these compositions, the ends of each representative)."""
+    if not LAST or LAST[0] is not found:
+        serves = representatives(found)
+        LAST[:] = [found, serves, ends(run, found, sorted(set(serves.values())))]
+    return LAST[1], LAST[2]
+
+
 def made_of(run: Run, found: list[Composition]) -> dict[int, list[int]]:
     """Index of each composition -> those whose traces make its pieces."""
-    serves = representatives(found)
-    mixes = ends(run, found, sorted(set(serves.values())))
+    serves, mixes = _served(run, found)
     return {i: [j for _, j in mixes[by]] for i, by in serves.items()}
 
 
