@@ -1,5 +1,6 @@
 """The value that is named fits, and the next one does not."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,7 +69,7 @@ def test_it_claims_no_more_than_was_tried(
     def arithmetic(request: Request) -> Any:
         value = int(request.overrides[-1].partition("=")[2])
         if not can_be(value):
-            raise PlaitError("cannot be")
+            raise PlaitError(f"{value} cannot be")
         return SimpleNamespace(free=17 - value if largest else value - 17)
 
     monkeypatch.setattr(Request, "plan", arithmetic)
@@ -76,7 +77,15 @@ def test_it_claims_no_more_than_was_tried(
     told: list[str] = []
     reached = limit(Request([*TINY, f"{key}={start}"]), key, largest, to=told.append)
     assert f"plan: {key}={reached.value}: {text.size(abs(17 - reached.value))} are left" in told
-    assert reached.text().replace(key, "KEY").startswith(f"KEY{said}")
+    answer = reached.text().replace(key, "KEY")
+    assert answer.startswith(f"KEY{said}")
+    refused = re.search(r"; with KEY=(\d+): (\d+) cannot be$", answer)
+    if "values" in said:  # the reason of the nearest one beyond
+        assert refused is not None
+        assert refused[1] == refused[2]
+        assert (int(refused[1]) > reached.value) == largest
+    else:
+        assert refused is None
 
 
 @pytest.mark.slow

@@ -18,7 +18,8 @@ MOST_RANKS, MOST = 2**16, 2**24
 @attrs.frozen
 class Limit:
     """request, plan: the run with the value. beyond: the next value, which does not fit, and its plan. sure: no value
-    between them, or if there is no such value no further one, can be. tried: the furthest value tried."""
+    between them, or if there is no such value no further one, can be. tried: the furthest value tried. refused: the
+    nearest value beyond that no run can have, and the reason."""
 
     key: str
     value: int
@@ -28,6 +29,7 @@ class Limit:
     beyond: tuple[int, Plan] | None
     sure: bool
     tried: int
+    refused: tuple[int, str] | None = None
 
     def text(self) -> str:
         kind = ("largest" if self.largest else "smallest") + ("" if self.sure else " found")
@@ -35,7 +37,8 @@ class Limit:
         if self.beyond is None and self.sure:
             return f"{said}, and no {'larger' if self.largest else 'smaller'} one is possible"
         if self.beyond is None:
-            return f"{said}; values {'up' if self.largest else 'down'} to {self.tried} were tried, but not all"
+            why = "; with {}={}: {}".format(self.key, *self.refused) if self.refused else ""
+            return f"{said}; values {'up' if self.largest else 'down'} to {self.tried} were tried, but not all{why}"
         value, plan = self.beyond
         between = "" if self.sure else "; not every value between was tried"
         return f"{said}; with {self.key}={value} {text.size(-(plan.free or 0))} are too much{between}"
@@ -100,19 +103,26 @@ def limit(request: Request, key: str, largest: bool, label: str = "", to: Callab
     low, high = sorted((place, -1 if outside is None else values.index(outside)))
     sure = not (largest and outside is None) and plans.tried.issuperset(values[low + 1 : high])
     tried = (max if largest else min)(plans.tried)
-    return Limit(key, inside, largest, request.changed({key: inside}), plans.of(inside), beyond, sure, tried)
+    reasons = {value: error for value, error in plans.errors.items() if (value > inside) == largest}
+    nearest = (min if largest else max)(reasons, default=None)
+    refused = None if nearest is None else (nearest, one_line(reasons[nearest]))
+    return Limit(key, inside, largest, request.changed({key: inside}), plans.of(inside), beyond, sure, tried, refused)
 
 
 class Plans:
-    """Plans by a value, each made once. tried: of which `free` was asked, last of `now`. error: the last reason why one
-    could not be."""
+    """Plans by a value, each made once. tried: of which `free` was asked, last of `now`. errors: why one cannot be."""
 
     def __init__(self, request: Callable[[Any], Request]) -> None:
         self._ask = request
         self._made: dict[Any, Plan] = {}
         self.tried: set[Any] = set()
         self.now: Any = None
-        self.error: PlaitError | None = None
+        self.errors: dict[Any, PlaitError] = {}
+
+    @property
+    def error(self) -> PlaitError | None:
+        """The last of them."""
+        return next(reversed(self.errors.values()), None)
 
     def of(self, value: Any) -> Plan:
         if value not in self._made:
@@ -126,7 +136,7 @@ class Plans:
         try:
             return self.of(value).free
         except PlaitError as error:
-            self.error = error
+            self.errors[value] = error
             return None
 
 
