@@ -51,6 +51,13 @@ def test_folders_that_hold_no_model(config, said, fits, tmp_path):
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize("given", [{}, {"num_hidden_layers": 2}])
+def test_neither_a_folder_nor_a_kind_of_model(given):
+    with raises_about("model.path", None, "a folder of Hugging Face's") as caught:
+        build(config=given)
+    assert "model=transformers takes model.path" in str(caught.value)
+
+
 @pytest.mark.parametrize("path", ["nowhere", "Qwen/Qwen3-0.6B", "../Qwen/Qwen3-0.6B", "/nowhere/at-all"])
 def test_a_folder_that_is_none(path):
     """A name as the hub's models have is answered with the command that fetches one."""

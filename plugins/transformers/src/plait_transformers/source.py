@@ -30,6 +30,12 @@ def read_config(path: str | None, given: Mapping[str, Any], say: Callable[[str],
 
     say: gets a line if lists in the folder's are cut to fewer layers.
     """
+    if path is None and "model_type" not in given:
+        raise PlaitError(
+            "model=transformers takes model.path, a folder as save_pretrained writes it, or model.config with a "
+            "model_type and sizes, such as {model_type: llama, num_hidden_layers: 4}, and has neither"
+        ).at("model.path", fits="a folder of Hugging Face's")
+
     import transformers
     from transformers import CONFIG_MAPPING
 
