@@ -279,6 +279,17 @@ def test_what_needs_no_torch(tmp_path):
     assert not os.listdir()
 
 
+def test_a_wrong_key_is_answered_without_torch(tmp_path):
+    commands = [f"{command} train.step=3" for command in ("train", "inspect", "data", "plan", "verify")]
+    program = WITHOUT_TORCH.replace("not end.code", "end.code == 1")
+    done = subprocess.run(
+        [sys.executable, "-c", program, *commands], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines()
+    assert [line.startswith("plait: unknown key train.step; ") for line in said] == [True] * len(commands), said
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [

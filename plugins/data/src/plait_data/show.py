@@ -34,9 +34,13 @@ them; nothing is trained."""
 
 
 def run(args: "Namespace") -> int:
-    from plait.host import check, compose, make_data, overrides_of
+    from plait.host import compose, overrides_of
 
-    checked = check(compose(overrides_of(args)), args.world)
+    config = compose(overrides_of(args))  # before torch is imported: a mistake is answered at once
+
+    from plait.host import check, make_data
+
+    checked = check(config, args.world)
     make_data(checked, print)
     for line in described(checked, SHOWN if args.rows is None else args.rows):
         print(line)

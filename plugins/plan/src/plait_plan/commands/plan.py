@@ -66,6 +66,11 @@ def _several(args: "Namespace") -> int:
 
 
 def _one(args: "Namespace") -> int:
+    from plait.host import compose
+
+    request = _request(args, args.overrides, args.world[0] if args.world else None)
+    compose(request.overrides)  # before torch is imported: a mistake is answered at once
+
     from plait_plan.advice import advise
     from plait_plan.cost import in_json
     from plait_plan.limits import limit
@@ -73,7 +78,6 @@ def _one(args: "Namespace") -> int:
     from plait_plan.values import FULL
     from plait_plan.verdict import verdict
 
-    request = _request(args, args.overrides, args.world[0] if args.world else None)
     _check_prices([request])
     more: dict[str, Any] = {}
     if wanted := _limit(args):
