@@ -92,7 +92,7 @@ def _search(options: AutoParallelOptions, run: Run, blocks: list[str], kept: fil
     layouts, reasons = planning.compositions(_in_smallest_batches(run, samples, together), offered)
     wanted.check(blocks, {a for c in layouts for a in _axes(c)})
     limit, watch, prices = capacity, Watch(options.seconds), dict[Any, planning.Price]()
-    with planning.Telling(watch.still) as watch.tell:
+    with planning.Telling(watch.still) as watch.tell, planning.processes_stay():
         for _ in range(TRIES):
             attempt = functools.partial(search, run, layouts, reasons, cluster, limit, watch=watch, prices=prices)
             found = or_what_helps(attempt, wanted)

@@ -1,7 +1,7 @@
 """What `plait.planning` offers to a strategy that searches for a layout."""
 
 from plait_plan.cluster_here import cluster_here
-from plait_plan.cores import on_all_cores
+from plait_plan.cores import on_all_cores, processes_stay
 from plait_plan.pricing.activations import activations
 from plait_plan.pricing.checked import needs
 from plait_plan.pricing.graph import block_graphs
@@ -36,6 +36,7 @@ __all__ = [
     "on_all_cores",
     "planned_stages",
     "price",
+    "processes_stay",
     "put_together",
     "representatives",
     "seconds_of",

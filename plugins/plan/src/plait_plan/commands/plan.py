@@ -41,10 +41,11 @@ file conf/cluster/NAME.yaml. If a run does not fit, the nearest that do are name
 
 def run(args: "Namespace") -> int:
     from plait.host import crowded
+    from plait_plan.cores import processes_stay
     from plait_plan.telling import Telling
 
     _check(args)
-    with crowded(args.routing == "worst"), Telling(lambda seconds: f"plan: {seconds:.0f} s so far"):
+    with crowded(args.routing == "worst"), Telling(lambda seconds: f"plan: {seconds:.0f} s so far"), processes_stay():
         return _several(args) if args.multirun else _one(args)
 
 
