@@ -1,17 +1,20 @@
 """`plait plan` as a command: its tables and JSON, its exit codes, several runs side by side, and what it refuses."""
 
+import gc
 import json
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import attrs
 import pytest
 
 from plait.host import check, compose
 from plait_plan import advice, engine, job
+from plait_plan.commands import plan as command
 from plait_plan.job import PlannedJob, Request
 from plait_plan.side_by_side import Ranking, side_by_side
 from tests.helpers.fakes import distribution, forget
@@ -191,6 +194,20 @@ def test_a_plan_notes_what_strategies_say_in_full(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(engine, "check", said)
     found = engine.plan(compose(["strategy=[]", *TINY]), 1)
     assert found.notes == ["all of its details", "only a line"]
+
+
+def test_what_a_plan_makes_is_seldom_looked_through_for_garbage_and_what_follows_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+    monkeypatch.setattr(command, "_one", lambda args: seen.append(gc.get_threshold()) or 0)
+    before = gc.get_threshold()
+    args: Any = SimpleNamespace(
+        smallest=None, largest=None, price=None, tokens=None, world=None, multirun=False, routing="even"
+    )
+    assert command.run(args) == 0
+    assert seen == [command.SELDOM] != [before]
+    assert gc.get_threshold() == before
 
 
 def test_a_table_of_runs_has_the_speed_of_those_whose_time_is_known() -> None:
