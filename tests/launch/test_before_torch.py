@@ -21,6 +21,8 @@ MISTAKES = {
     "data=text": "data.path",
     "data=text data.path=/nowhere": "data.path",
     "data=text data.path=3": "data.path",
+    "data=chat data.path=/nowhere": "data.path",
+    "data=mix data.sources={a:{kind:chat,path:/nowhere}} data.weights={a:1}": "data.sources.a.path",
     "data=text data.path=/proc/self/status data.tokenizer=/nowhere": "data.tokenizer",
     "optimizer._target_=torch.optim.Adam2": "optimizer._target_",
     "optimizer.weight_decay=x": "optimizer.weight_decay",
@@ -63,9 +65,9 @@ def test_a_run_with_checkpoints_of_its_own_needs_no_others(tmp_path: Path) -> No
 
 
 ALLOWED = {  # what the model, a strategy, or checkpoints elsewhere may bring
-    "the tokenizer": ["data=chat", "data.path=/nowhere"],
+    "the tokenizer": ["data=chat", "data.path=TMP/chats/a.jsonl"],
     "that of a mixture": [
-        *("data=mix", "data.sources={web: {kind: text, path: TMP}, chat: {kind: chat, path: /nowhere}}"),
+        *("data=mix", "data.sources={web: {kind: text, path: TMP/a.txt}, chat: {kind: chat, path: TMP/chats}}"),
         "data.weights={web: 3, chat: 1}",
     ],
     "the end of documents": ["data=text", "data.path=TMP", "data.eod_token='<|im_end|>'"],
@@ -78,6 +80,8 @@ ALLOWED = {  # what the model, a strategy, or checkpoints elsewhere may bring
 @pytest.mark.parametrize("overrides", ALLOWED.values(), ids=ALLOWED)
 def test_what_may_come_later_is_not_asked_for(overrides: list[str], tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text", encoding="utf-8")
+    (tmp_path / "chats").mkdir()
+    (tmp_path / "chats" / "a.jsonl").write_text("{}", encoding="utf-8")
     check_before_torch(compose([each.replace("TMP", str(tmp_path)) for each in overrides]), tmp_path / "new")
 
 

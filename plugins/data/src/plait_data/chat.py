@@ -58,6 +58,7 @@ class Chat(AtPath):
         return [file for file in files if file.kind == "lines"]
 
     def check(self, *, seq_len: int, vocab_size: int | None) -> None:
+        first = self.files()[0]  # before the tokenizer, which may be the model's, known only when that is built
         folder = Path(self.tokenizer).expanduser()
         if not folder.is_dir():
             raise misfit("data.tokenizer", self.tokenizer, "a folder with tokenizer.json and a chat template")
@@ -67,7 +68,7 @@ class Chat(AtPath):
                 f"data={type(self).__name__.lower()} needs the library transformers: pip install 'plait-data[chat]'"
             ).at("data", type(self).__name__.lower())
         images_of(self.images)
-        self.check_rows(self.files()[0])  # the others are read in `prepare`
+        self.check_rows(first)  # the others are read in `prepare`
         self._template  # noqa: B018 (raises)
 
     def check_rows(self, file: File) -> None:
