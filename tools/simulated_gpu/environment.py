@@ -50,7 +50,7 @@ def torch_over_these_packages(here: Path, version: str) -> Path:
 def triton_of(packages: Path) -> str:
     """The requirement of the torch in `packages`."""
     (torch,) = importlib.metadata.distributions(name="torch", path=[str(packages)])
-    return next(match[0] for need in torch.requires or () if (match := re.match(r"triton==[\d.]+", need)))
+    return next(match[0] for need in torch.requires or () if (match := re.match(r"triton[=~]=[\d.]+", need)))
 
 
 def headers_for(packages: Path) -> Path:

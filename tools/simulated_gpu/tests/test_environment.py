@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.simulated_gpu.environment import build, headers_for
+from tools.simulated_gpu.environment import build, headers_for, triton_of
 
 
 def packages_with(here: Path, headers: int, torch: str = "13.0") -> Path:
@@ -36,3 +36,11 @@ def test_triton_brings_the_headers_if_its_release_is_torchs(tmp_path: Path) -> N
     own.mkdir(parents=True)
     (own / "cuda.h").touch()
     assert headers_for(older) == own
+
+
+@pytest.mark.parametrize("need", ["triton==3.6.0", "triton~=3.9.0"])  # of torch 2.11, and of 2.15
+def test_triton_is_the_one_that_torch_requires(need: str, tmp_path: Path) -> None:
+    (told := tmp_path / "torch-2.15.0.dist-info").mkdir()
+    requires = f"Requires-Dist: sympy>=1.13\nRequires-Dist: {need}; platform_system == 'Linux'\n"
+    (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: 2.15.0\n{requires}")
+    assert triton_of(tmp_path) == need
