@@ -62,7 +62,7 @@ def test_help_is_the_same_on_every_terminal(monkeypatch, capsys):
         (
             "calibrate rank=3",
             1,
-            "plait calibrate has no argument rank=3; it takes name=NAME, ranks=N, device=cpu|cuda, --force; "
+            "plait calibrate has no argument rank=3; it takes name=NAME, ranks=N, device=cpu|TYPE, --force; "
             "did you mean 'ranks'?",
         ),
         ("inspect --cfg job", 1, "plait inspect has no option --cfg; it takes overrides, world=N, --config-dir DIR"),
