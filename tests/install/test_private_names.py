@@ -38,6 +38,7 @@ SEAMS = {
     "plugins/fsdp2/src/plait_fsdp2/torch_internals.py": "views, storages, joined meshes",
     "plugins/pipeline/src/plait_pipeline/stage.py": "the backward of stages",
     "plugins/plan/src/plait_plan/torch_internals.py": "modes, fake tensors, nodes of autograd, the backward of stages",
+    "plugins/plan/src/plait_plan/tracing/compiled.py": "graphs of inductor",
     "plugins/simplefsdp/src/plait_simplefsdp/inductor.py": "inductor",
     "plugins/simplefsdp/src/plait_simplefsdp/torch_internals.py": "groups, graphs, the partitioner",
     "plugins/tensor_parallel/src/plait_tensor_parallel/torch_internals.py": "explicit redistribution, overlap",

@@ -32,6 +32,8 @@ def plan(config: Config, world: int | None = None, rank: int | None = None, ever
     cluster = Cluster.of(config.cluster)
     notes: list[str] = []
     checked = check(plannable(config, notes), world)
+    if checked.config.compile.enabled and checked.assembly.hooks.implemented("compile"):
+        checked = check(_without_compiler(checked.config, notes), world)
     notes += [details or line for line, details in checked.said]
     size = checked.layout.world_size
     if rank is not None and not 0 <= rank < size:
@@ -101,18 +103,24 @@ def _traced(config: Config, assembly: Assembly, rank: int, granularity: int, eve
 
 
 def plannable(config: Config, notes: list[str]) -> Config:
-    """The config, changed so that a machine without the run's devices and without a compiler can run it."""
+    """The config, changed so that a machine without the run's devices and without a compiler for C++ can run it."""
     changed = config.with_value("launch.device", "cpu").with_value("launch.nnodes", 1)
     if config.compile.enabled:
         if config.remat.mode == "budget":
             raise PlaitError(
-                "remat.mode=budget lets a compiler choose what is kept, but a plan runs none; plan full or selective"
+                "remat.mode=budget lets a compiler choose what is kept, which no plan follows; plan full or selective"
             ).at("remat.mode", "budget", fits=("full", "selective"))
-        changed = changed.with_value("compile.enabled", False)
-        notes.append(
-            "memory is planned without compile.enabled and will be lower; for the time, fused operators count as one"
-        )
+        if config.compile.backend != "inductor":
+            changed = _without_compiler(changed, notes)
     return changed
+
+
+def _without_compiler(config: Config, notes: list[str]) -> Config:
+    """For a compiler other than inductor, and for a strategy that compiles in its own way."""
+    notes.append(
+        "memory is planned without compile.enabled and will be lower; for the time, fused operators count as one"
+    )
+    return config.with_value("compile.enabled", False)
 
 
 def _time(checked: Checked, found: Whole, cluster: Cluster) -> Time:

@@ -12,7 +12,7 @@ from plait.host import accumulation, build_model
 from plait_plan.cannot import in_words
 from plait_plan.tracing.alone import Alone
 from plait_plan.tracing.blocks import Group, groups, keep
-from plait_plan.tracing.fused import fused
+from plait_plan.tracing.fused import fuse
 from plait_plan.tracing.recording import recording
 from plait_plan.tracing.reserved import pools
 from plait_plan.tracing.scripts import ONCE, micros_of, scripts_of
@@ -100,12 +100,14 @@ def _trace(
         micro = accumulation(config, applied.mesh.rank_and_size("batch")[1])
         step.micro = micro
         for scripts in ([ONCE] * len(alone.numbers), scripts_of(place.plan, place.place)):
+            if compiled:
+                fuse(recorded.recorder, places, config.compile.enabled)
             recorded.forget()
             alone.scripts, step.driven = scripts, micros_of(scripts[0])
             step()
         operators = recorded.recorder.operators
         if compiled:
-            operators = fused(operators, recorded.recorder.touched, places)
+            operators = fuse(recorded.recorder, places, config.compile.enabled)
         made = StepTrace(
             operators,
             levels_of(recorded.recorder),

@@ -11,19 +11,27 @@ from typing import Any
 import attrs
 
 from plait_plan.tracing.blocks import block_of
-from plait_plan.tracing.recorder import Operator, Storage, Touched
+from plait_plan.tracing.recorder import Operator, Recorder, Storage, Touched
 from plait_plan.tracing.traffic import SPACES
 
+Change = tuple[int, Storage, int]  # of a recorder
 LOSS = "the loss"  # where its operators are, instead of a module
 
 
-def fused(operators: list[Operator], touched: list[Touched], places: Mapping[str, Any]) -> list[Operator]:
-    """The operators with the bytes of compiled blocks: all of a kernel's are those of its first operator."""
+def fuse(recorder: Recorder, places: Mapping[str, Any], graphs: bool) -> list[Operator]:
+    """The recorded operators with the bytes of compiled blocks: all of a kernel's are those of its first operator.
+
+    graphs: whether the operators are those of a compiler's graphs. What a kernel makes for itself alone is then in
+    registers: the recorder forgets that memory was used for it.
+    """
+    operators, touched = recorder.operators, recorder.touched
     last: dict[Storage, int] = {}  # the operator that uses a storage last
     for number, one in enumerate(touched):
         for storage in (*one.reads, *one.writes):
             last[storage] = number
     found = list(operators)
+    inside: set[Storage] = set()
+    kernels: list[range] = []
     start = 0
     while start < len(operators):
         end = start
@@ -31,9 +39,26 @@ def fused(operators: list[Operator], touched: list[Touched], places: Mapping[str
         if where is not None:
             while end < len(operators) and _continues(operators[end], touched[end], places, where):
                 end += 1
-            _join(found, touched, range(start, end), last)
+            kernels.append(range(start, end))
+            inside |= _join(found, touched, kernels[-1], last)
         start = max(end, start + 1)
+    if graphs:
+        inside -= set(recorder.before)
+        recorder.changes = _at_kernels([change for change in recorder.changes if change[1] not in inside], kernels)
     return found
+
+
+def _at_kernels(changes: list[Change], kernels: list[range]) -> list[Change]:
+    """A kernel's results are there before it begins, and what it reads until it has ended."""
+    moved, coming = [], iter(kernels)
+    kernel = next(coming, range(0))
+    for number, storage, more in changes:
+        while kernel.stop and kernel.stop <= number:
+            kernel = next(coming, range(0))
+        if number in kernel:
+            number = kernel.start if more > 0 else kernel.stop
+        moved.append((number, storage, more))
+    return sorted(moved, key=lambda change: change[0])
 
 
 def _where(operator: Operator, touched: Touched, places: Mapping[str, Any]) -> Any:
@@ -50,7 +75,8 @@ def _continues(operator: Operator, touched: Touched, places: Mapping[str, Any], 
     return not operator.bytes or _where(operator, touched, places) == where
 
 
-def _join(found: list[Operator], touched: list[Touched], kernel: range, last: dict[Storage, int]) -> None:
+def _join(found: list[Operator], touched: list[Touched], kernel: range, last: dict[Storage, int]) -> set[Storage]:
+    """Give all bytes of the kernel to its first operator; returns what it makes and nobody else reads."""
     made: set[Storage] = set()
     reads: dict[Storage, int] = {}
     writes: dict[Storage, int] = {}
@@ -68,3 +94,4 @@ def _join(found: list[Operator], touched: list[Touched], kernel: range, last: di
         if found[number].bytes:
             found[number] = attrs.evolve(found[number], bytes=size, flops=flops, opens=opens)
             size, flops, opens = 0, 0, False
+    return {storage for storage in made if last[storage] < kernel.stop}

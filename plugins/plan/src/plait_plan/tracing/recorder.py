@@ -39,6 +39,8 @@ _FUSES = frozenset(f"aten::{name}" for name in (  # beside what torch tags as po
     "_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "nll_loss_forward",
     "nll_loss_backward", "native_layer_norm", "native_layer_norm_backward",
     "_fused_rms_norm", "_fused_rms_norm_backward", "slice_backward", "select_backward", "zeros_like", "fill_",
+    "gather", "scatter", "scatter_add", "arange", "full", "full_like", "scalar_tensor", "index", "constant_pad_nd",
+    "slice_scatter", "select_scatter",
 ))  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import functools
 import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -14,6 +14,7 @@ from torch import nn
 from plait import Config, ModelSpec
 from plait.host import Applied, Rounding, assemble, make_optimizer, set_up, simulated
 from plait_plan.cannot import refuse_divided_layers
+from plait_plan.tracing.compiled import graphs_alone
 from plait_plan.tracing.fake import fake, materialise_fake
 from plait_plan.tracing.kernels import WORKSPACES, kernels_of, planned_device
 from plait_plan.tracing.recorder import Recorder
@@ -72,13 +73,16 @@ def recording(
         config = assembly.run.config = prepare(assembly.model, assembly.run.spec)
         applied, device = set_up(assembly, fill=False), planned_device(config)
         axes = {**applied.mesh.axes_by_group(joined=True), **(joined(applied.mesh) if joined else {})}
+        parts = applied.parts if config.compile.enabled else ()
+        closed = [fqn for part in parts for fqn in applied.run.spec.blocks_of(part)]
         collects = gc.isenabled()
         gc.disable()  # a collection would come at another moment in the real run
         try:
             with (
                 fake() as mode,
                 kernels_of(device),
-                Where(applied.parts) as where,
+                Where(applied.parts, closed) as where,
+                graphs_alone(where) if closed else nullcontext(),
                 Recorder(where, axes, lambda size: -(-size // granularity) * granularity, unit) as recorder,
             ):
                 workspaces = [torch.empty(WORKSPACES, dtype=torch.uint8, device=DEVICE)] if device == "cuda" else []

@@ -10,7 +10,7 @@ from plait import Config, ModelSpec
 from plait.host import Applied, accumulation
 from plait_plan.torch_internals import ranks_of
 from plait_plan.tracing.blocks import Group, groups, keep
-from plait_plan.tracing.fused import fused
+from plait_plan.tracing.fused import fuse
 from plait_plan.tracing.recorder import Operator, Recorder, Storage
 from plait_plan.tracing.recording import recording
 from plait_plan.tracing.reserved import Pools, pools
@@ -72,12 +72,12 @@ def trace(
         micro = accumulation(config, applied.mesh.rank_and_size("batch")[1])
         step.micro, step.driven = micro, min(micro, 2)
         step.optimize() if first else step()
+        if compiled:
+            fuse(recorded.recorder, places, config.compile.enabled)
         recorded.forget()
         step()
+        operators = fuse(recorded.recorder, places, config.compile.enabled) if compiled else recorded.recorder.operators
         levels, held = levels_of(recorded.recorder), pools(recorded.recorder)
-        operators = recorded.recorder.operators
-        if compiled:
-            operators = fused(operators, recorded.recorder.touched, places)
         grows = growing(applied)
         members, driven = members_of(recorded.axes), step.driven
         weights = [micro - driven + 1 if o.micro == driven - 1 and o.phase in REPEATED else 1 for o in operators]

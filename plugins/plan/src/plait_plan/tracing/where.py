@@ -1,7 +1,7 @@
 """Which module runs, in forward and in backward: from hooks on modules and the numbers of autograd's nodes."""
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,14 +11,16 @@ from plait_plan.torch_internals import next_node, node_number
 
 
 class Where:
-    """`with Where(parts) as where:`; then `where.now()` while one of these modules runs.
+    """`with Where(parts, closed) as where:`; then `where.now()` while one of these modules runs.
+
+    closed: FQNs of modules whose inside is not watched, as a compiler would take hooks there into its graph.
 
     An operator of forward belongs to the innermost module whose forward runs. One of backward belongs to the module
     whose forward created the autograd node that runs now: nodes are numbered in the order of their creation.
     """
 
-    def __init__(self, parts: Sequence[nn.Module]) -> None:
-        self.parts = parts
+    def __init__(self, parts: Sequence[nn.Module], closed: Iterable[str] = ()) -> None:
+        self.parts, self._closed = parts, tuple(f"{fqn}." for fqn in closed)
         self._stack: list[str] = []
         self._starts: list[int] = []  # numbers of nodes, ascending; from each number on a module created them
         self._makers: list[str] = []
@@ -27,6 +29,8 @@ class Where:
 
     def __enter__(self) -> "Where":
         for fqn, module in [named for part in self.parts for named in part.named_modules()]:
+            if fqn.startswith(self._closed):
+                continue
 
             def enter(module: nn.Module, args: Any, fqn: str = fqn) -> None:
                 self._enter(fqn)
@@ -62,6 +66,10 @@ class Where:
             at = bisect.bisect_right(self._starts, number) - 1
             self._last = self._makers[at] if at >= 0 else ""
         return self._last, False
+
+    def in_the_open(self) -> bool:
+        """Whether a module outside of the closed ones runs forward."""
+        return bool(self._stack) and not f"{self._stack[-1]}.".startswith(self._closed)
 
     def forget(self) -> None:
         """Forget the autograd nodes of the last step, which no longer exist."""
