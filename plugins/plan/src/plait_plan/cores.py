@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, suppress
-from importlib import import_module
 from typing import Any
 
 from plait.host import can_fork, cores, crowded, is_crowded, processes
@@ -31,7 +30,9 @@ class Staying:
         except BrokenProcessPool as error:  # a signal has ended them
             self.end(error)
         if self._pool is None:
-            import_module("torch._dynamo")  # as the first step of any model does: here once for all of them
+            from plait_plan.torch_internals import import_compiler
+
+            import_compiler()  # as the first step of any model does: here once for all of them
             self._pool = self._until.enter_context(processes(cores(), _begin))
         try:
             yield self._pool

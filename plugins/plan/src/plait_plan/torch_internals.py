@@ -4,13 +4,14 @@ Needs `torch._subclasses.fake_tensor`, `torch.utils._python_dispatch`, `torch.ut
 `torch._C._current_autograd_node`, `torch._C._dispatch_key_set`, `torch._C._autograd._get_sequence_nr`,
 `UntypedStorage._cdata`, `Tensor._make_subclass`, `DTensor._local_tensor`,
 `ShardingPropagator._propagate_tensor_meta_non_cached` or `_propagate_tensor_meta`,
-`distributed_c10d._resolve_process_group`, and `stage_backward_input` and `stage_backward_weight` of
+`distributed_c10d._resolve_process_group`, `torch._dynamo`, and `stage_backward_input` and `stage_backward_weight` of
 `torch.distributed.pipelining._backward`, in torch 2.11 to 2.13. Tests: plugins/plan/tests/test_torch_internals.py. They
 are called for every operator of a traced step, so names are passed on here where a function of our own would say no
 more.
 """
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -139,3 +140,8 @@ def gradients_of_weights(weights: Iterator[nn.Parameter], left: Any) -> None:
     from torch.distributed.pipelining._backward import stage_backward_weight
 
     stage_backward_weight(weights, left)
+
+
+def import_compiler() -> None:
+    """Import the part of torch's compiler that the first step of any model imports, which takes two seconds."""
+    import_module("torch._dynamo")
