@@ -80,7 +80,7 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("shell", SCRIPTS)
+@pytest.mark.parametrize("shell", [n if n == "bash" else pytest.param(n, marks=pytest.mark.slow) for n in SCRIPTS])
 def test_in_a_real_shell(shell: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"needs {shell}")

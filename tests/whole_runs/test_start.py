@@ -162,6 +162,7 @@ print([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modu
 """
 
 
+@pytest.mark.slow
 def test_checking_and_inspecting_import_no_compiler(tmp_path: Path) -> None:
     """torch imports it to draw values, even into a tensor without any, and to make an optimizer."""
     done = subprocess.run(

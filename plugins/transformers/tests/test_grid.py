@@ -49,6 +49,7 @@ def test_the_table_is_read_as_it_was_written(tmp_path):
     assert told(page) == {kind: {n: one.said for n, one in found[kind].items()} for kind in "abc"}
 
 
+@pytest.mark.slow  # it imports every family
 @pytest.mark.skipif(not PAGE.exists(), reason="the page is not beside the tests of an installed package")
 def test_all_families_of_the_page_are_read():
     """Which are all that transformers has; each of them ends with a sentence, or in a row of the table."""

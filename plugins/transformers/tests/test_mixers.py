@@ -44,7 +44,9 @@ DIVIDED = {  # family, part of a block -> axes of its parameters
 }
 
 
-@pytest.mark.parametrize(("kind", "part"), DIVIDED)
+@pytest.mark.parametrize(
+    ("kind", "part"), [pytest.param(*at, marks=pytest.mark.slow if at[0] == "bamba" else ()) for at in DIVIDED]
+)
 def test_axes_of_a_mixer(kind, part):
     axes, prefix = built(kind).spec().axes, f"model.layers.*.{part}."
     found = {name.removeprefix(prefix): its for name, its in axes.items() if name.startswith(prefix)}
@@ -55,7 +57,10 @@ def test_axes_of_a_mixer(kind, part):
     ("kind", "part", "why"),
     [
         ("mamba", "backbone.layers.*.mixer", "changes what the others do"),
-        ("falcon_h1", "model.layers.*.mamba", "its buffer 'mup_vector' has values for each head"),
+        pytest.param(
+            *("falcon_h1", "model.layers.*.mamba", "its buffer 'mup_vector' has values for each head"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_does_not_divide_stays_whole(kind, part, why):

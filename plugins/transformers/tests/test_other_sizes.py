@@ -93,7 +93,10 @@ def theirs_of(what, ours):
     return model
 
 
-DEAR = ("a state narrower than the stream", "a state as wide as the stream says", "groups of states, and a mixture")
+DEAR = (
+    *("a state narrower than the stream", "a state as wide as the stream says", "groups of states, and a mixture"),
+    *("groups of states", "a mixture, states and a feed-forward", "branches inside a part of a block"),
+)
 
 
 @pytest.mark.parametrize("what", [x if x not in DEAR else pytest.param(x, marks=pytest.mark.slow) for x in OTHER])
