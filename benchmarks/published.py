@@ -26,7 +26,7 @@ AUG24 = TITAN + "docs/performance.md"  # as of 2024; later versions lead to the 
 TETON = ["cluster=h100", "cluster.memory=96e9", "cluster.bandwidth=2.4e12"]
 FSDP = ["strategy=[fsdp2]"]
 TP8 = ["strategy=[tensor_parallel,fsdp2]", "strategy.tensor_parallel.degree=8"]
-# With inductor's name the plan would have its graphs, in which torchtitan's choice of what is recomputed has no part.
+# For inductor a plan takes inductor's graphs, which do not follow torchtitan's choice of what is recomputed.
 COMPILED = ["compile.enabled=true", "compile.backend=aot_eager"]
 LLAMA2_13B = [
     *("model=llama3_8b", "model.dim=5120", "model.n_layers=40", "model.n_heads=40", "model.n_kv_heads=40"),
