@@ -222,7 +222,8 @@ def test_slurm_may_show_a_task_its_own_gpu_alone() -> None:
     task = {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
     chosen = mock.patch("torch.accelerator.set_device_index", side_effect=KeyError("reached"))
     with mock.patch("torch.accelerator.device_count", return_value=1), in_env(task, SLURM_LOCALID="3"):
-        with chosen as index, pytest.raises(KeyError, match="reached"):
+        segments = mock.patch("plait.parallel.process_group.grow_segments")  # there is no GPU
+        with segments, chosen as index, pytest.raises(KeyError, match="reached"):
             start_group("cuda")
         index.assert_called_once_with(0)
     for gpus, own in ((1, None), (4, "3")):

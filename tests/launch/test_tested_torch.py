@@ -40,7 +40,7 @@ def test_without_the_metadata_nothing_is_said() -> None:
 
 
 def test_a_run_says_it_once(plait_project) -> None:
-    for version, count in (("99.0", 1), (str(torch.__version__), 0)):
+    for version, count in (("99.0", 1), (TESTED, 0)):
         with mock.patch.object(torch, "__version__", version):
             done = plait_project("train", f"run.name=with-{count}")
         assert (done.code, done.out.count(f"torch {version} is newer than {TESTED}")) == (STARTED, count), done.err

@@ -1,9 +1,10 @@
 """A stage of torch's pipelines, and whether its backward may be divided. The only file that uses what torch keeps
 private.
 
-Needs `PipelineStage._get_init_p2p_neighbors_ops`, in torch 2.11 to 2.13. Where `_autograd_grad_for_inputs` of
-`torch.distributed.pipelining._backward` is missing, as in 2.11, also its functions for groups of parameters, and
-`torch._C._FunctionBase` and `_input_metadata` of nodes. Test: plugins/pipeline/tests/test_stage.py.
+Replaces `PipelineStage._get_init_p2p_neighbors_ops`, which torch 2.15 no longer has. Where `_autograd_grad_for_inputs`
+of `torch.distributed.pipelining._backward` is missing, as in 2.11, needs `fwd_cache` of stages, that module's functions
+for groups of parameters, and `torch._C._FunctionBase` and `_input_metadata` of nodes. Test:
+plugins/pipeline/tests/test_stage.py.
 """
 
 from collections.abc import Iterable
@@ -32,7 +33,7 @@ class Stage(pipelining.PipelineStage):
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: Any = False
     ) -> None:
-        if not full_backward and not self.is_first and not self.dw_runner:  # once per step
+        if not (TORCH_IS_RIGHT or full_backward or self.is_first or self.dw_runner):  # once per step
             outputs, inputs = self.fwd_cache[bwd_chunk_id]
             divided = two_walks([loss] if self.is_last else outputs, inputs, self.submod.parameters())
             self.dw_builder = None if divided else lambda: lambda: None  # what the second walk has left to do

@@ -92,7 +92,8 @@ class Pool:
         except BaseException:
             self._kill()  # pytest-timeout or Ctrl-C: the ranks are still at work, and the next test needs free ones
             raise
-        failed = {rank: text for rank, (fine, text) in answers.items() if not fine}  # the first that failed first
+        by_time = sorted(answers.items(), key=lambda item: item[1][2])  # the first that failed first
+        failed = {rank: text for rank, (fine, text, _) in by_time if not fine}
         missing = sorted(set(range(world)) - set(answers))
         said = [f"rank {rank}: {text.strip().splitlines()[-1]}" for rank, text in failed.items()]
         whole = [f"rank {rank}: {text}" for rank, text in failed.items()]
@@ -114,10 +115,10 @@ class Pool:
             self.kept[key] = self.run(fn, *args, world=world, **options)
         return self.kept[key]
 
-    def _answers(self, world: int, seconds: float) -> tuple[dict[int, tuple[bool, Any]], str]:
-        """What the ranks answered within `seconds`, by rank; and why others did not. Time in which a rank, or this
-        process, could run and got no core is not counted: on a busy machine all are late, and none hangs."""
-        answers: dict[int, tuple[bool, Any]] = {}
+    def _answers(self, world: int, seconds: float) -> tuple[dict[int, tuple[bool, Any, float]], str]:
+        """What the ranks answered within `seconds`, and when, by rank; and why others did not. Time in which a rank,
+        or this process, could run and got no core is not counted: on a busy machine all are late, and none hangs."""
+        answers: dict[int, tuple[bool, Any, float]] = {}
         pids = [os.getpid(), *(process.pid for process, _ in self._ranks[:world])]
         before = [_starved_seconds(pid) for pid in pids]
         deadline = time.monotonic() + seconds
@@ -140,6 +141,7 @@ class Pool:
                         answers[rank] = (
                             False,
                             f"{stack}the process of rank {rank} died (exit code {process.exitcode})",
+                            0.0,  # before those who lost it, who fail at once
                         )
                     if not answers[rank][0]:
                         deadline = min(deadline, time.monotonic() + 5)  # the others may wait for it for ever
@@ -252,9 +254,9 @@ def _serve(rank: int, pipe: Connection, stack_file: str, backend: str, imports: 
             answer = cloudpickle.dumps(fn(*args, **kwargs))
             dist.barrier()
             dist.destroy_process_group()
-            pipe.send((True, answer))
+            pipe.send((True, answer, time.monotonic()))
         except BaseException:
-            pipe.send((False, traceback.format_exc()))
+            pipe.send((False, traceback.format_exc(), time.monotonic()))
             if dist.is_initialized():
                 dist.destroy_process_group()
         _forget()
