@@ -1,10 +1,10 @@
 """A stage of torch's pipelines, and whether its backward may be divided. The only file that uses what torch keeps
 private.
 
-Replaces `PipelineStage._get_init_p2p_neighbors_ops`, which torch 2.15 no longer has. Where `_autograd_grad_for_inputs`
-of `torch.distributed.pipelining._backward` is missing, as in 2.11, needs `fwd_cache` of stages, that module's functions
-for groups of parameters, and `torch._C._FunctionBase` and `_input_metadata` of nodes. Test:
-plugins/pipeline/tests/test_stage.py.
+Needs `PipelineStage._get_init_p2p_neighbors_ops` in torch 2.11 to 2.13; the stages of 2.15 do not greet. Where
+`_autograd_grad_for_inputs` of `torch.distributed.pipelining._backward` is missing, as in 2.11, also `fwd_cache` of
+stages, that module's functions for groups of parameters, and `torch._C._FunctionBase` and `_input_metadata` of nodes.
+Test: plugins/pipeline/tests/test_stage.py.
 """
 
 from collections.abc import Iterable
