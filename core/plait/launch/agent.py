@@ -1,7 +1,7 @@
 """torch elastic's agent of this machine: starts ranks, and restarts all of them if one dies.
 
 Needs `_rendezvous`, `_start_workers`, `_monitor_workers`, `_exit_barrier`, `_shutdown`, `_pcontext`,
-`_worker_group` and `_remaining_restarts` of `LocalElasticAgent`, and `SubprocessHandler._popen`, in torch 2.11 to 2.13.
+`_worker_group` and `_remaining_restarts` of `LocalElasticAgent`, and `SubprocessHandler._popen`, in torch 2.11 to 2.15.
 Test: tests/launch/test_agent.py.
 """
 

@@ -2,7 +2,7 @@
 
 Needs `_state_holder`, `_this_node`, `_op_executor`, `_heartbeat_lock` and `_stop_heartbeats` of
 `DynamicRendezvousHandler`, `_sanitize` and `_cache_duration` of its state's holder, `_RendezvousExitOp` and `_delay`,
-in torch 2.11 to 2.13.
+in torch 2.11 to 2.15.
 Test: tests/launch/test_ranks_meet.py.
 """
 

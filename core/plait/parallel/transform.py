@@ -1,6 +1,6 @@
 """`transform_param`: how a strategy changes what a module sees of a parameter without touching what is stored.
 
-Needs `nn.Module._parameters`, read in every forward, in torch 2.11 to 2.13. Test: tests/parallel/test_transform.py.
+Needs `nn.Module._parameters`, read in every forward, in torch 2.11 to 2.15. Test: tests/parallel/test_transform.py.
 """
 
 import inspect

@@ -1,7 +1,7 @@
 """What stands in the metadata file of a distributed checkpoint: a pickle that names torch's private classes.
 
 Needs `torch.distributed.checkpoint.filesystem._StorageInfo`, and the names of two functions that such files mention,
-in torch 2.11 to 2.13. Test: tests/checkpoint/test_hostile.py.
+in torch 2.11 to 2.15. Test: tests/checkpoint/test_hostile.py.
 """
 
 from torch.distributed.checkpoint import metadata

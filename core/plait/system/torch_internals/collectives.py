@@ -1,6 +1,6 @@
 """Collectives that return a new tensor, which autograd and the compiler may see.
 
-Needs `all_reduce` and `wait_tensor` of `torch.distributed._functional_collectives`, in torch 2.11 to 2.13. Tests:
+Needs `all_reduce` and `wait_tensor` of `torch.distributed._functional_collectives`, in torch 2.11 to 2.15. Tests:
 tests/system/test_torch_internals.py.
 """
 

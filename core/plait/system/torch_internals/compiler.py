@@ -2,7 +2,7 @@
 
 Needs `torch._functorch.config`, `torch._dynamo.list_backends`, `torch._dynamo.callback.callback_handler`, and the
 attributes `_compiled_call_impl` and `_call_impl` of modules and `_torchdynamo_orig_callable` of compiled functions, in
-torch 2.11 to 2.13. Tests: tests/system/test_torch_internals.py.
+torch 2.11 to 2.15. Tests: tests/system/test_torch_internals.py.
 """
 
 import sys

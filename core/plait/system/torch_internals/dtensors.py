@@ -2,7 +2,7 @@
 
 Needs `_StridedShard`, the mark `_dynamo_marked_constant`, and the caches `_redistribute._gen_transform_infos`,
 `clear_redistribute_planner_cache`, `_collective_utils.MeshTopoInfo`, `DTensor._op_dispatcher` and
-`torch._C._clear_DTensor_sharding_propagator_cache`, in torch 2.11 to 2.13. Tests: tests/system/test_torch_internals.py,
+`torch._C._clear_DTensor_sharding_propagator_cache`, in torch 2.11 to 2.15. Tests: tests/system/test_torch_internals.py,
 plugins/plan/tests/test_torch_internals.py, tests/parallel/test_sharding.py.
 """
 

@@ -1,7 +1,7 @@
 """Process groups: `torch.distributed.distributed_c10d` and the backends below it.
 
 Needs `_world.pg_map` (all groups), `_set_pg_timeout`, `_get_default_store`, the `FakeStore` of torch's own tests, and
-`_dump_fr_trace_json` (gloo, 2.11) or `_dump_nccl_trace_json`: all in torch 2.11 to 2.13. Tests:
+`_dump_fr_trace_json` (gloo, 2.11) or `_dump_nccl_trace_json`: all in torch 2.11 to 2.15. Tests:
 tests/system/test_torch_internals.py.
 """
 

@@ -3,7 +3,7 @@
 A norm's backward rounds the gradient of its weight to the weight's dtype, and backward of the cast that made the weight
 bfloat16 brings it back to float32. Inductor rounds nothing between two casts that it joins, so its kernel copies each
 number to where it was: four such kernels in every block of Qwen3. Needs `list_mode_options`, `custom_graph_pass` and
-`config.emulate_precision_casts` of `torch._inductor`, in torch 2.11 to 2.13. Tests: tests/parallel/test_compile.py.
+`config.emulate_precision_casts` of `torch._inductor`, in torch 2.11 to 2.15. Tests: tests/parallel/test_compile.py.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Memory: settings of the allocator, the history of a GPU's memory.
 
 Needs `torch._C._accelerator_setAllocatorSettings`, `_is_in_bad_fork` of `torch.cuda` and its like,
-`torch.cuda.memory._record_memory_history` and `_dump_snapshot`, in torch 2.11 to 2.13. Tests:
+`torch.cuda.memory._record_memory_history` and `_dump_snapshot`, in torch 2.11 to 2.15. Tests:
 tests/system/test_torch_internals.py.
 """
 

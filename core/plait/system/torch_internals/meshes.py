@@ -1,6 +1,6 @@
 """Device meshes: those that join, divide or rename the dims of others.
 
-Needs `DeviceMesh._concatenate`, `_flatten`, `_unflatten` and `_mesh_dim_names`, in torch 2.11 to 2.13. Test:
+Needs `DeviceMesh._concatenate`, `_flatten`, `_unflatten` and `_mesh_dim_names`, in torch 2.11 to 2.15. Test:
 tests/parallel/test_mesh.py, for `joined_meshes` tests/system/test_torch_internals.py.
 """
 

@@ -2,7 +2,7 @@
 
 Needs the tables `_modules`, `_forward_pre_hooks`, `_forward_hooks`, `_backward_pre_hooks`, `_backward_hooks` of
 modules, `_backward_hooks` and `_post_accumulate_grad_hooks` of tensors, `_optimizer_step_pre_hooks` and
-`_optimizer_step_post_hooks` of optimizers, in torch 2.11 to 2.13. Tests:
+`_optimizer_step_post_hooks` of optimizers, in torch 2.11 to 2.15. Tests:
 tests/system/test_torch_internals.py. No torch is imported here.
 """
 

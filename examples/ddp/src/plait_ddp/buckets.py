@@ -1,6 +1,6 @@
 """Sums gradients during backward: bucket after bucket, in the same order on every rank.
 
-Needs `torch.autograd.Variable._execution_engine`, which tells the end of backward, in torch 2.11 to 2.13. Test:
+Needs `torch.autograd.Variable._execution_engine`, which tells the end of backward, in torch 2.11 to 2.15. Test:
 examples/ddp/tests/test_conformance.py.
 """
 

@@ -1,7 +1,7 @@
 """Collectives over the 1-D mesh of ranks that divide sequences; each returns at once a tensor to wait for.
 
 Needs `permute_tensor`, `all_gather_tensor`, `all_to_all_single` and `wait_tensor` of
-`torch.distributed._functional_collectives`, in torch 2.11 to 2.13. Test:
+`torch.distributed._functional_collectives`, in torch 2.11 to 2.15. Test:
 plugins/context_parallel/tests/test_attention.py.
 """
 

@@ -1,7 +1,7 @@
 """The all-to-all over the 1-D mesh of ranks that divide the experts.
 
 Needs `all_to_all_single`, `all_to_all_single_autograd` and `wait_tensor` of
-`torch.distributed._functional_collectives`, in torch 2.11 to 2.13. Tests:
+`torch.distributed._functional_collectives`, in torch 2.11 to 2.15. Tests:
 plugins/expert_parallel/tests/test_conformance.py.
 """
 

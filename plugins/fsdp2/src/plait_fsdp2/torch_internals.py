@@ -2,7 +2,7 @@
 
 Needs `DTensor._local_tensor`, `UntypedStorage._cdata`, `Tensor._is_view`, `DeviceMesh._concatenate` and
 `torch.utils._pytree`; of FSDP2 its states, groups and `FSDPParam`, with the extension of its all-gather, and
-`_unsafe_preserve_version_counter`: all in torch 2.11 to 2.13. Tests: plugins/fsdp2/tests/test_units.py,
+`_unsafe_preserve_version_counter`: all in torch 2.11 to 2.15. Tests: plugins/fsdp2/tests/test_units.py,
 plugins/fsdp2/tests/test_worlds.py, tests/parallel/test_wire.py.
 """
 

@@ -5,7 +5,7 @@ Needs `torch._subclasses.fake_tensor`, `torch.utils._python_dispatch`, `torch.ut
 `UntypedStorage._cdata`, `Tensor._make_subclass`, `DTensor._local_tensor`,
 `ShardingPropagator._propagate_tensor_meta_non_cached` or `_propagate_tensor_meta`,
 `distributed_c10d._resolve_process_group`, `torch._dynamo`, and `stage_backward_input` and `stage_backward_weight` of
-`torch.distributed.pipelining._backward`, in torch 2.11 to 2.13. Tests: plugins/plan/tests/test_torch_internals.py. They
+`torch.distributed.pipelining._backward`, in torch 2.11 to 2.15. Tests: plugins/plan/tests/test_torch_internals.py. They
 are called for every operator of a traced step, so names are passed on here where a function of our own would say no
 more.
 """

@@ -1,7 +1,7 @@
 """Compiles the model's graph with inductor, and takes graphs that an earlier start compiled from torch's caches.
 
 Needs `compile_fx`, `list_mode_options` and `custom_graph_pass` of `torch._inductor`, and `_get_root_mesh` and `_hash`
-of meshes, in torch 2.11 to 2.13. Test: plugins/simplefsdp/tests/test_cached.py.
+of meshes, in torch 2.11 to 2.15. Test: plugins/simplefsdp/tests/test_cached.py.
 """
 
 from collections.abc import Callable

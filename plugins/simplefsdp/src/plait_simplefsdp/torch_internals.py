@@ -3,7 +3,7 @@
 Needs of `distributed_c10d` `_world` and `_resolve_process_group`; the operators `_c10d_functional`; `_StridedShard` and
 `DeviceMesh._concatenate`; `torch._ops`; `aot_autograd`, `maybe_mark_dynamic` and the config of `torch._dynamo`; the
 config and `min_cut_rematerialization_partition` of `torch._functorch`; `torch._logging.trace_structured`; the folder of
-`torch._inductor`'s caches: all in torch 2.11 to 2.13. Tests:
+`torch._inductor`'s caches: all in torch 2.11 to 2.15. Tests:
 plugins/simplefsdp/tests/test_graph.py, plugins/simplefsdp/tests/test_cached.py.
 """
 

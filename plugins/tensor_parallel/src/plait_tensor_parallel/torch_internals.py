@@ -1,7 +1,7 @@
 """The only file of this package that uses what torch keeps private.
 
 Needs `torch.distributed.tensor._utils.ExplicitRedistributionContext`, from torch 2.12; `_symmetric_memory` and
-inductor's `_micro_pipeline_tp`, in torch 2.11 to 2.13. Test: plugins/tensor_parallel/tests/test_options.py.
+inductor's `_micro_pipeline_tp`, in torch 2.11 to 2.15. Test: plugins/tensor_parallel/tests/test_options.py.
 """
 
 from contextlib import AbstractContextManager

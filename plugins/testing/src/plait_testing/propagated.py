@@ -5,7 +5,7 @@ would work it out again, for milliseconds per operator. Here it is kept without 
 the arguments for which it is asked, so nothing of an ended group comes back.
 
 Needs `DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding_non_cached` with its tables of operators,
-`OpSchema`, `OutputSharding`, and the attributes of `DTensorSpec` and `DeviceMesh`, in torch 2.11 to 2.13. Test:
+`OpSchema`, `OutputSharding`, and the attributes of `DTensorSpec` and `DeviceMesh`, in torch 2.11 to 2.15. Test:
 plugins/testing/tests/test_propagated.py.
 """
 

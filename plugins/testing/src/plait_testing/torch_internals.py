@@ -3,7 +3,7 @@
 Needs `torch.utils._python_dispatch`, `torch.utils._pytree`, `_schema` of operators, `UntypedStorage._cdata`,
 `_world.pg_map` (all process groups), `torch.distributed._functional_collectives`, the tables of hooks of modules,
 tensors and optimizers, `_len_torch_function_stack`, `reset` of `torch._dynamo`, and handles of FSDP1's flat parameters,
-in torch 2.11 to 2.13. Tests: plugins/testing/tests/test_torch_internals.py and test_foreign.py.
+in torch 2.11 to 2.15. Tests: plugins/testing/tests/test_torch_internals.py and test_foreign.py.
 """
 
 import importlib

@@ -1,6 +1,6 @@
 """The only file of this package that uses what torch keeps private.
 
-Needs `DeviceMesh._concatenate`, `_StridedShard` and the queue of autograd's engine, in torch 2.11 to 2.13. Tests:
+Needs `DeviceMesh._concatenate`, `_StridedShard` and the queue of autograd's engine, in torch 2.11 to 2.15. Tests:
 plugins/zero/tests/test_zero.py, plugins/zero/tests/test_conformance.py.
 """
 

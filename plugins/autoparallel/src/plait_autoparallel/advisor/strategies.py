@@ -1,7 +1,7 @@
 """How DTensor can compute an operator on ranks along one mesh dim. The only file that uses what torch keeps private.
 
 Needs `DTensorSpec`, `TensorMeta`, `OpSchema`, the propagator of `DTensor._op_dispatcher` with its tables of operators,
-`torch.utils._pytree`, and `_schema` of operators, in torch 2.11 to 2.13. Test:
+`torch.utils._pytree`, and `_schema` of operators, in torch 2.11 to 2.15. Test:
 plugins/autoparallel/tests/test_solve.py.
 
 DTensor's sharding propagation answers one question: the inputs lie so; how must they lie, and how does the result? It
