@@ -119,7 +119,7 @@ def priced(world, samples):
 
 def both(run, cluster, one, mode):
     """(estimate, plan), or None if the strategy refuses so few micro-batches."""
-    plans = stages.Plans(run)
+    plans = stages.StageAnswers(run)
     if (plan := plans.of(one.candidate)) is None:
         return None
     layout = one.candidate.composition.layout

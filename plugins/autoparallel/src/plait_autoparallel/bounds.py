@@ -11,7 +11,7 @@ from plait import Cluster, MeshLayout, planning
 from plait_autoparallel.candidates import Candidate, Priced
 from plait_autoparallel.constraints import Constraints
 from plait_autoparallel.solve import traced
-from plait_autoparallel.stages import Plans, undecided
+from plait_autoparallel.stages import StageAnswers, undecided
 
 Families = list[list[int]]  # indices of compositions, by the trace that serves them
 
@@ -43,7 +43,7 @@ class Bounds:
     """Of the candidates of `layouts`, from one traced family of each core."""
 
     def __init__(
-        self, layouts: list[planning.Composition], cluster: Cluster, wanted: Constraints, plans: Plans
+        self, layouts: list[planning.Composition], cluster: Cluster, wanted: Constraints, plans: StageAnswers
     ) -> None:
         self.layouts, self.cluster, self.wanted, self.plans = layouts, cluster, wanted, plans
         self._pieces: dict[str, list[planning.Pieces]] = {}

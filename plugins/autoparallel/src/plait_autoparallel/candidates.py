@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 
 from plait import planning
-from plait_autoparallel.solve import Mix, Segment, bound, fastest, kinds_of
+from plait_autoparallel.solve import Segment, SolvedModes, bound, fastest, kinds_of
 
 
 @attrs.frozen
@@ -59,7 +59,7 @@ class Scored:
     """bubble: of a layout that divides the layers, the share of the step in which ranks wait for other stages."""
 
     candidate: Candidate
-    mix: Mix
+    mix: SolvedModes
     price: planning.Price
     bubble: float | None = None
 

@@ -94,7 +94,7 @@ def search(
     samples = wanted.samples
     shared = [places[id(c)] for c in fitting if wanted.shared_by(c.layout)]
     standings, pieces, count = Standings(capacity), dict[int, list[planning.Pieces]](), 0
-    watch, plans, prices = watch or Watch(), stages.Plans(run), {} if prices is None else prices
+    watch, plans, prices = watch or Watch(), stages.StageAnswers(run), {} if prices is None else prices
     lazy = prune and wanted.may_keep_all(run.blocks)
 
     def trace(chosen: list[int], first: bool, later: int = 0, exact: bool = not prune) -> None:

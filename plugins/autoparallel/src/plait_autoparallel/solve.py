@@ -29,7 +29,7 @@ class Segment:
 
 
 @attrs.frozen
-class Mix:
+class SolvedModes:
     """modes: of each block in order. total: of the step. bound: whether memory ruled out the fastest mix."""
 
     modes: tuple[str, ...]
@@ -76,7 +76,7 @@ def ordered(price: planning.Price, segment: Segment) -> list[str]:
     return sorted(segment.ways, key=lambda m: (-ways[m].backward, ways[m].kept, m))
 
 
-def solve(price: planning.Price, segments: list[Segment], micro: int, capacity: float) -> Mix | None:
+def solve(price: planning.Price, segments: list[Segment], micro: int, capacity: float) -> SolvedModes | None:
     """The fastest mix whose peak is within `capacity` bytes; None if there is none.
 
     Raises PlaitError if the program's result disagrees with its own numbers.
@@ -85,7 +85,7 @@ def solve(price: planning.Price, segments: list[Segment], micro: int, capacity: 
     best = fastest(price, segments)
     total = planning.put_together(price, kinds, best, micro)
     if total.peak <= capacity:
-        return Mix(tuple(best), total, bound=False)
+        return SolvedModes(tuple(best), total, bound=False)
     if any(planning.put_together(price, kinds, smallest(price, segments), micro).moments[m] > capacity for m in ALWAYS):
         return None
     found = _program(price, segments, micro, capacity)
@@ -98,7 +98,7 @@ def solve(price: planning.Price, segments: list[Segment], micro: int, capacity: 
             f"the solver's plan takes {objective:.9g} s, but its parts take {total.seconds:.9g} s with "
             f"{total.peak:.0f} of {capacity:.0f} bytes: please report this"
         )
-    return Mix(tuple(modes), total, bound=True)
+    return SolvedModes(tuple(modes), total, bound=True)
 
 
 ALWAYS = ("optimizer", "after the first block's backward")  # moments that no recomputation changes

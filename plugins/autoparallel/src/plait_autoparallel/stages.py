@@ -13,7 +13,7 @@ from plait.host import build_model
 from plait_autoparallel.applied import config_under
 from plait_autoparallel.candidates import Candidate, Priced, Scored, Short
 from plait_autoparallel.file import Decision
-from plait_autoparallel.solve import Mix, kinds_of
+from plait_autoparallel.solve import SolvedModes, kinds_of
 from plait_autoparallel.words import described
 
 KEPT = 64  # estimates that are kept, of those that fit
@@ -45,7 +45,7 @@ class StagedPlans:
 
 def search(
     run: Run,
-    plans: "Plans",
+    plans: "StageAnswers",
     divided: list[Priced],
     cluster: Cluster,
     capacity: float,
@@ -78,11 +78,13 @@ def search(
             continue
         moments = {f"rank {place} of the stages": peak for place, peak in enumerate(planned.peaks)}
         total = planning.Total(planned.seconds, moments)
-        fit.append(Scored(candidate, Mix(tuple(modes.values()), total, one.bound), one.priced.price, planned.bubble))
+        fit.append(
+            Scored(candidate, SolvedModes(tuple(modes.values()), total, one.bound), one.priced.price, planned.bubble)
+        )
     return StagedPlans(fit, short, lost, len(found))
 
 
-def undecided(plans: "Plans", divided: Iterable[Priced], cluster: Cluster, best: float) -> list[Priced]:
+def undecided(plans: "StageAnswers", divided: Iterable[Priced], cluster: Cluster, best: float) -> list[Priced]:
     """Those that may be planned, of which not all modes of recomputation were traced. best: seconds of a plan."""
     limit, found = best * SLACK, []
     for one in divided:
@@ -98,7 +100,7 @@ def undecided(plans: "Plans", divided: Iterable[Priced], cluster: Cluster, best:
 
 
 def _estimates(
-    plans: "Plans", divided: list[Priced], cluster: Cluster, capacity: float, limit: float
+    plans: "StageAnswers", divided: list[Priced], cluster: Cluster, capacity: float, limit: float
 ) -> tuple[list[Estimated], list[Short], float]:
     """(those that fit, fastest first; candidates of which none fits; seconds of the fastest that does not fit)."""
     estimates: list[Estimated] = []
@@ -138,7 +140,7 @@ def _modes(priced: Priced) -> Iterator[str]:
     return (mode for mode in REMAT if all(mode in segment.ways for segment in priced.segments))
 
 
-class Plans:
+class StageAnswers:
     """What the strategies that divide layers say of their stages; asked once for each question."""
 
     def __init__(self, run: Run) -> None:

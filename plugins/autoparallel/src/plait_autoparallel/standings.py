@@ -6,7 +6,7 @@ import attrs
 
 from plait import planning
 from plait_autoparallel.candidates import Candidate, Priced, Scored, Short
-from plait_autoparallel.solve import Mix, Segment, kinds_of, smallest, solve
+from plait_autoparallel.solve import Segment, SolvedModes, kinds_of, smallest, solve
 
 AT_ONCE = 4  # candidates whose optimizers are traced before it is asked again which may win
 
@@ -105,5 +105,5 @@ def _uniform(candidate: Candidate, cost: planning.Price, segments: list[Segment]
         if all(mode in segment.ways for segment in segments):
             total = planning.put_together(cost, kinds, [mode] * len(kinds), candidate.micro)
             if total.peak <= capacity:
-                options.append(Scored(candidate, Mix((mode,) * len(kinds), total, bound=False), cost))
+                options.append(Scored(candidate, SolvedModes((mode,) * len(kinds), total, bound=False), cost))
     return options

@@ -11,7 +11,7 @@ from plait.host import Checked, check, compose, hooks_of, plugins, rows_together
 from plait_plan.edge import edge
 from plait_plan.engine import plannable
 from plait_plan.job import Change, PlannedJob, Request, label_of, table
-from plait_plan.limits import Plans, worlds
+from plait_plan.limits import PlansByValue, worlds
 from plait_plan.pricing.space import offering
 from plait_plan.values import Plan
 
@@ -46,7 +46,7 @@ def advise(request: Request, plan: Plan) -> Advice:
     assert cluster is not None
     assert plan.capacity is not None
     request = attrs.evolve(request, world=plan.world)
-    plans = Plans(lambda change: request.changed(dict(change)))
+    plans = PlansByValue(lambda change: request.changed(dict(change)))
     least = partial(_least, request, plans, _samples(plan))
     kinds = [_recomputations(plan), _batches(plan, rows_together(config)), _precisions(plan)]
     shardings = _shardings(config, checked)
@@ -65,7 +65,7 @@ def advise(request: Request, plan: Plan) -> Advice:
 
 
 def _least(
-    request: Request, plans: Plans, samples: int, base: Change, changes: Sequence[Change], machines: bool = False
+    request: Request, plans: PlansByValue, samples: int, base: Change, changes: Sequence[Change], machines: bool = False
 ) -> PlannedJob:
     """The first of `changes` that fits, on top of `base`; if none does, the last tried. Each needs less than the one
     before. samples: of a step now, which it keeps if it can; else the job says how many it has."""

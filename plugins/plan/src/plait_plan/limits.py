@@ -79,7 +79,7 @@ def limit(request: Request, key: str, largest: bool, label: str = "", to: Callab
         start = values.index(request.world) if request.world in values else min(cluster.node, len(values)) - 1
     else:
         values, start = range(1, MOST), _whole_number(config.plain(), key, option) - 1
-    plans = Plans(lambda value: request.changed({key: value}))
+    plans = PlansByValue(lambda value: request.changed({key: value}))
     told = f"plan: {label} {key}" if label else f"plan: {key}"
     with Telling(lambda seconds: f"{told}={plans.now} is tried, {seconds:.0f} s so far", to) as tell:
 
@@ -109,7 +109,7 @@ def limit(request: Request, key: str, largest: bool, label: str = "", to: Callab
     return Limit(key, inside, largest, request.changed({key: inside}), plans.of(inside), beyond, sure, tried, refused)
 
 
-class Plans:
+class PlansByValue:
     """Plans by a value, each made once. tried: of which `free` was asked, last of `now`. errors: why one cannot be."""
 
     def __init__(self, request: Callable[[Any], Request]) -> None:
