@@ -27,6 +27,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "tensor parallel": (2, {"tensor_parallel": {"degree": 2}}),
     "replicas": (4, {"fsdp2": {"shard": 2, "replicate": 2}}),
 }
+DEAR = ("the same", "one process")
 
 
 def config_of(layout: str, folder: Path) -> Config:
@@ -109,7 +110,7 @@ def longer(layout: str, trained: Path) -> Config:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="this system does not count what a process reads")
-@pytest.mark.parametrize("layout", [x if x != "the same" else pytest.param(x, marks=pytest.mark.slow) for x in LAYOUTS])
+@pytest.mark.parametrize("layout", [pytest.param(x, marks=pytest.mark.slow) if x in DEAR else x for x in LAYOUTS])
 def test_how_often_a_byte_is_read(plait_ranks: Pool, trained: Path, run: Path, layout: str) -> None:
     config, last = longer(layout, trained), run / "checkpoints/step-6"
     tensors = sizes(last, ".distcp")

@@ -22,6 +22,7 @@ def test_a_hardware_file_sets_nothing_that_the_search_decides(overrides, mode):
     assert node.compile.enabled == ("+hardware=h100" in overrides)  # what it does not decide
 
 
+@pytest.mark.slow
 def test_what_binds_a_search_is_named_and_its_report_has_no_step_time_beside_the_plans():
     binding = (
         "remat.mode=full",

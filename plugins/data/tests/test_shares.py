@@ -10,7 +10,7 @@ from plait_data.shares import CHUNK, Shares, Turns, whole_weights
 WEIGHTS = st.lists(st.integers(0, 60), min_size=1, max_size=7).filter(any)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(WEIGHTS)
 def test_after_any_number_of_samples_each_share_is_exact_to_one_sample(weights):
     turns, given, total = Turns(weights), [0] * len(weights), sum(weights)

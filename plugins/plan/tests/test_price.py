@@ -72,6 +72,7 @@ def test_backward_of_a_block_has_its_own_gradients_beside_those_of_the_blocks_af
         assert gradients <= cost.backward <= 1.2 * gradients  # so few tokens are small beside them
 
 
+@pytest.mark.slow
 def test_what_a_rank_always_holds_is_its_parameters_the_optimizer_and_buffers() -> None:
     """The more so the balance of experts, which lies in buffers."""
     more = ["model=deepseek_v3_debug", "strategy=[]", "model.n_dense_layers=0", "model.n_layers=5", "train.seq_len=8"]

@@ -27,7 +27,9 @@ def step(given: list[str]) -> StepTrace:
     return trace(found.config, 4, 0, 512, first=True)
 
 
-@pytest.mark.parametrize("case", [pytest.param("tensors", marks=pytest.mark.slow), "experts", "plain"])
+@pytest.mark.parametrize(
+    "case", [pytest.param("tensors", marks=pytest.mark.slow), pytest.param("experts", marks=pytest.mark.slow), "plain"]
+)
 def test_a_trace_is_the_same_as_without_what_shortens_it(case: str, monkeypatch: Any) -> None:
     remembered.KNOWN.clear()
     first, again = step(RUNS[case]), step(RUNS[case])

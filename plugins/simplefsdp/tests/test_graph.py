@@ -66,10 +66,11 @@ def counts(report, when="after"):
     ("reshard", "gathered"),
     [
         pytest.param("default", BLOCKS - 1, id="default"),
-        pytest.param("always", BLOCKS, id="always", marks=SLOW),
-        pytest.param("never", 0, id="never", marks=SLOW),
+        pytest.param("always", BLOCKS, id="always"),
+        pytest.param("never", 0, id="never"),
     ],
 )
+@SLOW
 @MODELS
 def test_the_block_pass_leaves_one_a_block(reshard, gathered, model, inside, again, outside):
     found, _ = planned({"reshard_after_forward": reshard} if reshard != "default" else {}, model=model)

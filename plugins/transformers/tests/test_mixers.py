@@ -75,6 +75,7 @@ def test_heads_are_counted_at_any_size():
     assert spec.sizes["mixer_heads"] == 16
 
 
+@pytest.mark.slow
 def test_a_wrong_order_of_channels_stays_whole(monkeypatch):
     """As if a rank had its share of all channels, not of each part: the halves do not add up."""
     right = mixers._axis

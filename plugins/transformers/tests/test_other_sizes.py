@@ -96,6 +96,7 @@ def theirs_of(what, ours):
 DEAR = (
     *("a state narrower than the stream", "a state as wide as the stream says", "groups of states, and a mixture"),
     *("groups of states", "a mixture, states and a feed-forward", "branches inside a part of a block"),
+    "weights that evaluation changes",
 )
 
 

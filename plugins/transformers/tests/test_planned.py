@@ -19,7 +19,8 @@ def planned(folder, keys, every=False):
     return engine.plan(compose([*run, "train.local_batch_size=2", "validation.interval=0"]), 4, every=every)
 
 
-@pytest.mark.parametrize("kind", ["llama", pytest.param("gemma", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "gemma"])
 def test_each_kind_of_block_is_traced_once_and_once_more(kind, tmp_path, monkeypatch):
     keys, wanted = KINDS[kind]
     plain, traced = engine.steps, []
