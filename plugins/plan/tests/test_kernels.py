@@ -39,6 +39,7 @@ PEAKS = {
     **{f"{name}, compiled": (gib, world, [*run, "compile.enabled=true"]) for name, (gib, world, run) in {
         "llama3_1b": (42.66, 1, LLAMA),
         "llama3_1b, selective": (34.85, 1, [*LLAMA, "remat.mode=selective"]),
+        "llama3_1b, loss.chunks=8": (37.34, 1, [*LLAMA, "loss.chunks=8"]),
         "llama3_1b, fsdp2 on 8": (28.88, 8, LLAMA),
         "llama3_1b, TP 2": (28.11, 8, [*LLAMA, "strategy=[tensor_parallel,fsdp2]", TP]),
         "llama3_1b, CP 2": (18.40, 8, [*LLAMA, "strategy=[context_parallel,fsdp2]", CP]),

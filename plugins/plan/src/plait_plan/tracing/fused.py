@@ -16,6 +16,7 @@ from plait_plan.tracing.traffic import SPACES
 
 Change = tuple[int, Storage, int]  # of a recorder
 LOSS = "the loss"  # where its operators are, instead of a module
+ENDS = ("aten::scatter_add",)  # adds to what its kernel has written to memory, from where the next kernel reads it
 
 
 def fuse(recorder: Recorder, places: Mapping[str, Any], graphs: bool) -> list[Operator]:
@@ -39,6 +40,8 @@ def fuse(recorder: Recorder, places: Mapping[str, Any], graphs: bool) -> list[Op
         if where is not None:
             while end < len(operators) and _continues(operators[end], touched[end], places, where):
                 end += 1
+                if operators[end - 1].name in ENDS:
+                    break
             kernels.append(range(start, end))
             inside |= _join(found, touched, kernels[-1], last)
         start = max(end, start + 1)

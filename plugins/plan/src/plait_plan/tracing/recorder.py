@@ -35,7 +35,7 @@ BOUNDARY = "plait::boundary"  # the name of a mark
 _FREE = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided")
 
 _FUSES = frozenset(f"aten::{name}" for name in (  # beside what torch tags as pointwise
-    "_to_copy", "clone", "copy_", "cat", "stack", "sum", "mean", "amax", "amin", "var_mean", "cumsum",
+    "_to_copy", "clone", "copy", "copy_", "cat", "stack", "sum", "mean", "amax", "amin", "var_mean", "cumsum",
     "_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "nll_loss_forward",
     "nll_loss_backward", "native_layer_norm", "native_layer_norm_backward",
     "_fused_rms_norm", "_fused_rms_norm_backward", "slice_backward", "select_backward", "zeros_like", "fill_",
