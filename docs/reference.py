@@ -41,7 +41,7 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "plait.host:load_latest plait.host:with_replicas plait.host:Saver plait.host:Store plait.host:open_store "
     "plait.host:checkpoint_at",
     "A trained model": "plait.host:recompose plait.host:check_trained plait.host:on_ranks plait.host:load_model "
-    "plait.host:open_batches plait.host:validated",
+    "plait.host:open_batches plait.host:validated plait.host:export_weights",
     "Plugins": "plait.host:plugins",
     "Commands": "plait.host:Parser plait.host:whole plait.host:one_of plait.host:overrides_of "
     "plait.host:one_line plait.host:explained",

@@ -9,6 +9,7 @@ from plait.check.trained import check_trained as check_trained
 from plait.checkpoint import weights as weights
 from plait.checkpoint.at_address import open_store as open_store
 from plait.checkpoint.best import checkpoint_at as checkpoint_at
+from plait.checkpoint.export import export_weights as export_weights
 from plait.checkpoint.load import load as load
 from plait.checkpoint.load import load_latest as load_latest
 from plait.checkpoint.load_model import load_model as load_model

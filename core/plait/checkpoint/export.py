@@ -11,11 +11,12 @@ import attrs
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from plait.checkpoint.merged import merged
-from plait.checkpoint.weights import write
+from plait.checkpoint.passed_on import PassedOn, passed_on
+from plait.checkpoint.weights import Weights, of, write
 from plait.contract.errors import PlaitError
 from plait.contract.weight_part import WeightPart, parts_by_fqn, weight_parts
 from plait.parallel.agreement import on_all_ranks
@@ -23,7 +24,6 @@ from plait.parallel.sharding import whole_tensor
 from plait.parallel.state import weights
 
 if TYPE_CHECKING:
-    from plait.checkpoint.passed_on import PassedOn
     from plait.data.tokenizer_files import Used
     from plait.parallel.applied import Applied
 
@@ -47,8 +47,6 @@ def export_run(
     writes = dist.get_rank() == 0
     others = None
     if made.files is None and writes and hasattr(model, "passed_on"):
-        from plait.checkpoint.passed_on import passed_on
-
         others = passed_on(model)
     export(made.tensors, folder, writes, known=known, beside=beside, stem=made.stem, parts=parts, others=others)
 
@@ -112,6 +110,44 @@ def export(
         gather(to_gather[0])  # the other ranks continue to gather after a failure, so the writer must too
     if failure is not None:
         raise failure
+
+
+def export_weights(
+    model: nn.Module,
+    source: Weights,
+    folder: str | os.PathLike[str],
+    max_shard_bytes: float = 5e9,
+    progress: Callable[[str, int, int], None] = lambda file, done, total: None,
+) -> None:
+    """Write the weights in `source`, such as a checkpoint's, to the new folder `folder` as a run's export has them.
+
+    model: of these weights, with a method `export_files()`; it may be on meta. progress: as for `weights.write`. In one
+    process, which holds one file's tensors. Raises PlaitError for weights that are not the model's.
+    """
+    shapes = {fqn: tuple(tensor.shape) for fqn, tensor in of(model).items()}
+    for name, shape in shapes.items():
+        if source.shapes.get(name) != shape:
+            has = f"{name!r} of shape {source.shapes[name]}" if name in source.shapes else f"no {name!r}"
+            raise PlaitError(f"{source.what} has {has}, and the model one of {shape}").at("model", name, fits=shape)
+    if other := next((name for name in source.shapes if name not in shapes), None):
+        raise PlaitError(
+            f"{source.what} has {other!r}, which the model has no place for; what a strategy added, such as adapters, "
+            "is exported by its own run alone"
+        ).at("model", other)
+    by_fqn, others = parts_by_fqn(shapes, weight_parts(model)), passed_on(model)
+    named = {name: part for fqn in shapes for name, part in by_fqn[fqn].items()}
+    sizes = {name: math.prod(part.size) * source.dtypes[part.fqn].itemsize for name, part in named.items()}
+
+    def tensor(name: str) -> Tensor:
+        if name not in named:
+            assert others is not None
+            return others.read(name)
+        return named[name].of(source.read(named[name].fqn)).clone(memory_format=torch.contiguous_format)
+
+    passed = others.bytes_of() if others else {}
+    files: Any = model
+    beside = {**files.export_files(), **source.beside}
+    write(folder, sizes | passed, tensor, beside, max_shard_bytes=max_shard_bytes, progress=progress)
 
 
 def _whole(tensor: Tensor) -> Tensor:

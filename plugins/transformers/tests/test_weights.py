@@ -10,12 +10,12 @@ import test_language
 import torch
 from families import keys_of, read
 from grid import PAGE, told
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from plait.checkpoint.export import export
 from plait.checkpoint.init_from import check_weights, read_weights
 from plait.contract.errors import PlaitError
-from plait.host import check, compose
+from plait.host import check, compose, export_weights, weights
 from plait.parallel.initialize import initialise, materialise
 from plait.parallel.state import shapes, tied_names
 from plait.testing import raises_about
@@ -95,12 +95,30 @@ def test_files_of_a_family_are_read_and_written(kind, tmp_path):
     there = {name if name in here else tied_names(model).get(name, name): tensor for name, tensor in there.items()}
     assert here.keys() == there.keys()  # of a tied matrix, transformers may write the other name
     assert [name for name in here if not torch.equal(here[name], there[name])] == []
+    save_file({fqn: tensor.contiguous() for fqn, tensor in ours.items()}, tmp_path / "own.safetensors")
+    with weights.read(tmp_path / "own.safetensors") as source:
+        export_weights(model, source, tmp_path / "converted")
+    converted = held(tmp_path / "converted")
+    assert converted.keys() == here.keys()
+    assert [name for name in here if not torch.equal(here[name], converted[name])] == []
     for name, text in model.export_files().items():
         (tmp_path / "ours" / name).write_text(text)
+        assert (tmp_path / "converted" / name).read_text() == text
     loaded, told = type(written).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert {what: names for what, names in told.items() if names} == {}
     again, own = loaded.state_dict(), type(written).from_pretrained(tmp_path / "theirs").state_dict()
     assert [name for name in own if not torch.equal(again[name], own[name])] == []
+
+
+def test_weights_of_another_model_are_not_exported(tmp_path):
+    saved(tmp_path / "theirs", "llama")
+    model, ours = read(tmp_path / "theirs")
+    for change, said in (({"adapter": torch.ones(2)}, "'adapter', which"), ({}, "no 'lm_head.weight'")):
+        given = {fqn: tensor.contiguous() for fqn, tensor in {**ours, **change}.items() if change or "head" not in fqn}
+        save_file(given, tmp_path / "own.safetensors")
+        with weights.read(tmp_path / "own.safetensors") as source, pytest.raises(PlaitError, match=said):
+            export_weights(model, source, tmp_path / "converted")
+        assert not (tmp_path / "converted").exists()
 
 
 def test_a_folder_of_another_size_names_a_tensor(tmp_path, monkeypatch):

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from plait import misfit
-from plait.host import weights
+from plait import PlaitError, misfit
+from plait.host import export_weights, weights
 from plait_models.convert.config import CONFIG, check_config, config_of
 from plait_models.convert.plan import ConvertedTensor, make_ours, make_theirs, ours_from, table_of, theirs_from
 
@@ -26,7 +26,8 @@ def convert(
 ) -> Path:
     """Write the weights in `source` to the new folder `target` in the other form, and return it.
 
-    model:    the model of the weights; it may be on meta, and has a method `hugging_face()`.
+    model:    the model of the weights; it may be on meta, and has a method `hugging_face()`, or `export_files()` if its
+        names are those of Hugging Face's files.
     source:   a .safetensors file or a folder of them, or (to "hf") a Plait checkpoint.
     to:       "hf": files and config.json for Hugging Face's libraries. "plait": files for `checkpoint.init_from`.
     progress: called after each tensor with its file, the bytes done and the bytes in total.
@@ -38,6 +39,15 @@ def convert(
     if to not in ("hf", "plait"):
         raise misfit("to", to, "'hf' or 'plait'")
     weights.check_new(target)
+    if not hasattr(model, "hugging_face") and hasattr(model, "export_files"):
+        if to == "plait":
+            raise PlaitError(
+                f"{type(model).__name__} has the names of Hugging Face's files: it starts from {source} as it is, with "
+                f"model.path={source}"
+            )
+        with weights.read(source) as tensors:
+            export_weights(model, tensors, target, max_shard_bytes, progress)
+        return target
     table = table_of(model)
     with weights.read(source) as tensors:
         beside = dict(tensors.beside)
