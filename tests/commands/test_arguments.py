@@ -93,6 +93,37 @@ def test_a_mistake_is_one_sentence(plait_project, command, code, sentence):
     assert done.error.key
 
 
+@pytest.mark.parametrize(
+    ("command", "own", "said"),
+    [
+        (
+            "plan prize=2.5",
+            "plan takes world, rank, routing, tokens, price, and keys of a run",
+            "; did you mean 'price'?",
+        ),
+        (
+            "plan +toknes=5",
+            "plan takes world, rank, routing, tokens, price, and keys of a run",
+            "; did you mean 'tokens'?",
+        ),
+        (
+            "plan json=true",
+            "plan takes world, rank, routing, tokens, price, and keys of a run",
+            "; did you mean '--json'?",
+        ),
+        ("inspect wor=2", "inspect takes world, and keys of a run: hydra, model", "; did you mean 'world'?"),
+        ("inspect trian.steps=2", "inspect takes world, and keys of a run: hydra, model", "; did you mean 'train'?"),
+        ("inspect train.stpes=2", "unknown key train.stpes; available: steps", "; did you mean 'steps'?"),
+        ("inspect +world=2", "world is an argument of plait inspect, without a sign", ": world=N"),
+    ],
+)
+def test_beside_keys_of_a_run_its_own_words_are_named(plait_project, command, own, said):
+    done = plait_project(*command.split())
+    assert (done.code, done.out) == (1, "")
+    assert own in done.err
+    assert done.err.endswith(f"{said}\n")
+
+
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "train"])
 def test_every_argument_is_explained(name):
     shown = parser_of(name).format_help()

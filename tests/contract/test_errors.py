@@ -30,7 +30,8 @@ def test_sentences_that_many_errors_share() -> None:
 
 def test_near_miss() -> None:
     assert near_miss("dmi", ["dim", "n"]) == "; did you mean 'dim'?"
-    assert near_miss("xyz", ["dim", "n"]) == ""
+    assert near_miss("temp", ["dim", "temperature"]) == "; did you mean 'temperature'?", "its beginning"
+    assert near_miss("xyz", ["dim", "n"]) == near_miss("te", ["temperature"]) == ""
 
 
 @pytest.mark.parametrize("kind", [PlaitError, DiskError, NoneSound, RunFailed])

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from plait.contract.errors import PlaitError, misfit, near_miss
+from plait.contract.errors import PlaitError, UnknownKey, misfit, near_miss
 from plait.records import text
 
 WIDTH = 120  # characters of a line of help, on every terminal
@@ -103,6 +103,22 @@ class Parser(argparse.ArgumentParser):
         takes = ", ".join(self._forms())
         sentence = f"{self.prog} has no {what}; it takes {takes}{near_miss(name, known)}"
         return PlaitError(sentence).at(name, fits=known)
+
+    def beside_keys(self, error: UnknownKey) -> PlaitError:
+        """`error`, about an override that is no key of a run: it may have been meant for the command itself."""
+        key = str(error.key)
+        if "." in key or not self._values:
+            return error
+        if key in self._values:  # such as +world=2
+            form = f"{key}={self._values[key][0]}"
+            return PlaitError(f"{key} is an argument of {self.prog}, without a sign before it: {form}").at(
+                key, fits=form
+            )
+        own, keys = list(self._values), [str(each) for each in error.fits or ()]
+        options = [word for word in self.words() if word.startswith("--")]
+        near = near_miss(key, [*own, *keys, *options])
+        sentence = f"unknown key {key}; {self.prog} takes {', '.join(own)}, and keys of a run: {', '.join(keys)}{near}"
+        return UnknownKey(sentence).at(key, fits=[*own, *keys])
 
     def format_help(self) -> str:
         usage = textwrap.fill(f"usage: {self._usage()}", WIDTH, subsequent_indent=" " * len(f"usage: {self.prog} "))

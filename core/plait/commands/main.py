@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
-from plait.contract.errors import PlaitError, near_miss
+from plait.contract.errors import PlaitError, UnknownKey, near_miss
 from plait.system.errors import DiskError, in_words, one_line, refused
 from plait.system.exits import exits_noted
 from plait.system.signals import STOP_SIGNALS, Stopped
@@ -134,6 +134,10 @@ def run(name: str, argv: Sequence[str]) -> int:
     command, parser = command_of(name), parser_of(name)
     try:
         return int(command.run(parser.read(argv)) or 0)
+    except UnknownKey as error:
+        said = parser.beside_keys(error)
+        said.exit_code = max(error.exit_code, parser.exit_code)
+        raise said from error
     except PlaitError as error:
         error.exit_code = max(error.exit_code, parser.exit_code)
         raise

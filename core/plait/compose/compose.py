@@ -144,6 +144,8 @@ def explained(error: Exception) -> PlaitError:
             what = "does not exist; available"
         said = f"{group}={option} {what}: {', '.join(options) or 'none'}{near_miss(option, options)}"
         return PlaitError(said).at(group, option, options)
+    if isinstance(error, ConfigCompositionException) and (chosen := _wrongly_signed(lines)) is not None:
+        return chosen
     causes: list[BaseException] = [error]
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)
@@ -163,6 +165,24 @@ def explained(error: Exception) -> PlaitError:
     if isinstance(error, MissingConfigException):
         return PlaitError(lines[0])  # the rest is a search path
     return PlaitError(" ".join(lines) if isinstance(error, HydraException) else one_line(error))
+
+
+def _wrongly_signed(lines: list[str]) -> PlaitError | None:
+    """The error for an option that is chosen with a plus, where its group has a default, or without, where it has
+    none; None if Hydra's lines are about something else."""
+    told = " ".join(lines)
+    if added := re.match(r"Could not override '(.+?)'\. No match .* use \+(.*)$", told):
+        group, options = added[1], added[2].partition("=")[2].replace("'", "").replace(", ", ",")
+        override = for_shell(f"+{group}={options or 'NAME'}")
+        return PlaitError(f"{group} is added with a plus: {override}").at(group, options, fits=override)
+    if dropped := re.match(r"Could not delete '(.+?)'\. No match in the defaults list", told):
+        group = dropped[1].partition("=")[0]
+        return PlaitError(f"~{group}: no {group} is chosen, so there is none to leave out").at(group)
+    if again := re.match(r"Multiple values for (\S+)\. To override|(\S+) appears more than once in the final", told):
+        group = (again[1] or again[2]).lstrip("/")
+        how = f"write {group}=NAME without a plus, or in a file's defaults `override /{group}: NAME`"
+        return PlaitError(f"{group} is chosen more than once; to replace what is chosen, {how}").at(group)
+    return None
 
 
 def _unread(override: str) -> PlaitError:

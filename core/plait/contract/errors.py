@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Self
 
 SHOWN = 80  # characters shown of a value
+LEAST = 3  # characters of the beginning of a name that say which is meant
 
 
 class PlaitError(Exception):
@@ -31,11 +32,15 @@ class PlaitError(Exception):
         return self
 
 
-def unknown_key(key: str, known: Iterable[str]) -> PlaitError:
+class UnknownKey(PlaitError):
+    """A key that does not exist. fits: the keys of its node."""
+
+
+def unknown_key(key: str, known: Iterable[str]) -> UnknownKey:
     """The error for a key that does not exist; `known`: the keys that do."""
     known = list(known)
     sentence = f"unknown key {key}; available: {', '.join(known)}{near_miss(key.rpartition('.')[2], known)}"
-    return PlaitError(sentence).at(key, fits=known)
+    return UnknownKey(sentence).at(key, fits=known)
 
 
 def no_default(key: str) -> PlaitError:
@@ -67,10 +72,12 @@ def short(text: str) -> str:
 
 
 def near_miss(name: str, known: "list[str] | tuple[str, ...]") -> str:
-    """`"; did you mean 'dim'?"` if a known name is close to `name`, else an empty string."""
+    """`"; did you mean 'dim'?"` if a known name is close to `name`, or begins with it, else an empty string."""
     import difflib
 
     close = difflib.get_close_matches(name, known, n=1)
+    if not close and len(name) >= LEAST:
+        close = [each for each in known if each.startswith(name)]
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

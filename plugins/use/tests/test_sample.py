@@ -173,7 +173,11 @@ REFUSED = {
     "a folder of something else": (["runs", "a"], "runs is none: it must be a run"),
     "a prompt that is too long": (["done", "a" * 64], "the prompt has 64 tokens, and train.seq_len=64 leaves no room"),
     "an empty prompt": (["done", ""], "an empty prompt"),
-    "a word that is unknown": (["done", "a", "tmperature=1"], "unknown key tmperature"),
+    "a word that is unknown": (
+        ["done", "a", "tmperature=1"],
+        "unknown key tmperature; plait sample takes tokens, temperature, ",
+    ),
+    "its beginning": (["done", "a", "temp=1"], "did you mean 'temperature'?"),
     "no number": (["done", "a", "temperature=hot"], "temperature is 'hot'; it must be a number of at least 0"),
     "a chance of 0": (["done", "a", "top_p=0"], "top_p is '0'"),
     "no chat template": (["done", "a", "--chat"], "must be a folder with tokenizer.json and a chat template"),
