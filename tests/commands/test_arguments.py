@@ -29,6 +29,8 @@ def test_values_options_and_overrides_stand_in_any_order():
     assert (args.overrides, args.world, args.crust) == (["a=1", "~b", "+c=3", "d@e=f"], 4, None)
     assert (args.hot, args.every, args.config_dir) == (True, 10, "x")
     assert parser().read(["--every=3", "-cd", "y"]).every == 3
+    args = parser().read(["--config-dir", "world=2", "--every", "crust=thin", "--hot", "world=4"])
+    assert (args.config_dir, args.every, args.crust, args.world) == ("world=2", 10, "thin", 4)
 
 
 HELP = """\

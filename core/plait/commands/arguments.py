@@ -1,6 +1,7 @@
 """What a command takes: options of argparse, values written key=value, and overrides of a run's configuration."""
 
 import argparse
+import itertools
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -61,9 +62,9 @@ class Parser(argparse.ArgumentParser):
             self.exit()
         given: dict[str, str] = {}
         rest = []
-        for argument in argv:
+        for before, argument in itertools.pairwise(["", *argv]):
             key, sign, value = argument.partition("=")
-            if sign and key in self._values:
+            if sign and key in self._values and not self._needs_value(before):
                 given[key] = value
             else:
                 rest.append(argument + (f"={left_out}" if (left_out := self._value_left_out(argument)) else ""))
@@ -79,6 +80,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise _Mistake(f"{self.prog}: {message}")
+
+    def _needs_value(self, argument: str) -> bool:
+        """Whether it is an option whose value is the next argument, whatever that looks like."""
+        action = self._option_string_actions.get(argument)
+        return action is not None and action.nargs is None
 
     def _value_left_out(self, argument: str) -> Any:
         action = self._option_string_actions.get(argument)

@@ -162,6 +162,19 @@ def test_a_model_that_cannot_be_traced_is_named(plait_project, site: Path) -> No
         (["--smallest", "world"], ["--smallest needs to know the machines' memory: cluster=h100"]),
         (["--largest", "world", "cluster=h100"], ["use --smallest"]),
         (["--largest", "seq_len", "--smallest", "world"], ["exclude each other"]),
+        (
+            ["--smallest", "world=64", "cluster=h100"],
+            ["--smallest takes the name of a key, such as train.seq_len; 'world=64' is a key with a value"],
+        ),
+        (["--largest", "strategy=[fsdp2]"], ["--largest takes the name of a key", "'strategy=[fsdp2]' is a key with"]),
+        (
+            ["--smallest", "wrold", "cluster=h100"],
+            ["--smallest wrold: there is no key train.wrold; such as world, train.seq_len", "did you mean 'world'?"],
+        ),
+        (["--largest", "trian.seq_len", "cluster=h100"], ["no key trian.seq_len", "did you mean 'train'?"]),
+        (["--largest", "train.seqlen", "cluster=h100"], ["no key train.seqlen", "did you mean 'seq_len'?"]),
+        (["--largest", "train.ramp", "cluster=h100"], ["--largest train.ramp: the run has no whole number there"]),
+        (["--largest", "model.layers", "cluster=h100"], ["--largest model.layers: the run has no whole number there"]),
         (["--largest", "train.speed", "cluster=h100"], ["--largest train.speed", "such as world, train.seq_len"]),
         (["rank=first"], ["rank is 'first'", "such as rank=0"]),
         (["compile.enabled=true", "remat.mode=budget"], ["remat.mode=budget", "full or selective"]),
@@ -170,6 +183,16 @@ def test_a_model_that_cannot_be_traced_is_named(plait_project, site: Path) -> No
 )
 def test_bad_input_is_one_sentence_that_names_it(plait_project, wrong: list[str], said: list[str]) -> None:
     _refused(plait_project, [*TINY, *wrong], *said)
+
+
+def test_without_machines_tokens_and_prices_say_what_they_need(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "only if the machines are named, such as cluster=h100"
+    for given, what in (({"price": {"": 2.5}}, "tokens= and price= tell days and money"), ({}, "tokens= tells days")):
+        args: Any = SimpleNamespace(**{"tokens": 1e12, "price": None, **given})
+        command._told_without_time(args, True)
+        assert capsys.readouterr().err == f"plait: {what} {said}\n"
+        command._told_without_time(args, False)
+        assert capsys.readouterr().err == ""
 
 
 def test_a_cluster_without_a_price_is_named(plait_project, monkeypatch: pytest.MonkeyPatch) -> None:

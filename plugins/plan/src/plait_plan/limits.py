@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from plait import Cluster, PlaitError
+from plait import Cluster, Config, PlaitError, near_miss
 from plait.host import compose, one_line, text
 from plait_plan.edge import edge
 from plait_plan.job import PlannedJob, Request
@@ -64,21 +64,13 @@ def limit(request: Request, key: str, largest: bool, label: str = "", to: Callab
     A line is told of each value that was tried, and one after each 8 seconds without. label: of the run among several.
     to: gets the lines; None: standard error.
     """
-    config = compose(request.overrides)
-    cluster = Cluster.of(config.cluster)
-    option = "--largest" if largest else "--smallest"
-    if cluster is None:
-        raise PlaitError(f"{option} needs to know the machines' memory: cluster=h100").at("cluster")
+    option, (cluster, number) = _option(largest), begun(compose(request.overrides), key, largest)
     key = key if key == "world" or "." in key else f"train.{key}"
-    if key == "world" and largest:
-        raise PlaitError("more ranks need no more memory each, so --largest world has no answer; use --smallest").at(
-            option, key, fits="--smallest world"
-        )
-    if key == "world":
+    if number is None:
         values: Sequence[int] = worlds(cluster)
         start = values.index(request.world) if request.world in values else min(cluster.node, len(values)) - 1
     else:
-        values, start = range(1, MOST), _whole_number(config.plain(), key, option) - 1
+        values, start = range(1, MOST), number - 1
     plans = PlansByValue(lambda value: request.changed({key: value}))
     told = f"plan: {label} {key}" if label else f"plan: {key}"
     with Telling(lambda seconds: f"{told}={plans.now} is tried, {seconds:.0f} s so far", to) as tell:
@@ -145,13 +137,37 @@ def worlds(cluster: Cluster) -> list[int]:
     return [*range(1, cluster.node + 1), *range(2 * cluster.node, MOST_RANKS + 1, cluster.node)]
 
 
+def begun(config: Config, key: str, largest: bool) -> tuple[Cluster, int | None]:
+    """The machines, and the whole number that `config` has at `key`, from which to begin; None of "world".
+
+    Raises PlaitError if there is no cluster, or the key has no whole number.
+    """
+    cluster, option = Cluster.of(config.cluster), _option(largest)
+    if cluster is None:
+        raise PlaitError(f"{option} needs to know the machines' memory: cluster=h100").at("cluster")
+    if key == "world" and largest:
+        raise PlaitError("more ranks need no more memory each, so --largest world has no answer; use --smallest").at(
+            option, key, fits="--smallest world"
+        )
+    return cluster, None if key == "world" else _whole_number(config.plain(), key, option)
+
+
 def _whole_number(config: dict[str, Any], key: str, option: str) -> int:
+    full = key if "." in key else f"train.{key}"
+    such = "world, train.seq_len, train.local_batch_size"
     value: Any = config
-    for part in key.split("."):
+    for part in full.split("."):
+        if isinstance(value, dict) and part not in value and "_target_" not in value:  # others take more than they have
+            near = near_miss(part, [*(() if "." in key else ("world",)), *value])
+            raise PlaitError(f"{option} {key}: there is no key {full}; such as {such}{near}").at(option, key, such)
         value = value.get(part) if isinstance(value, dict) else None
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise PlaitError(
-            f"{option} {key}: the run has no whole number there from which to begin; such as world, train.seq_len, "
-            f"train.local_batch_size; if {key} exists, give it a value"
-        ).at(option, key, fits="world, train.seq_len, train.local_batch_size")
+            f"{option} {key}: the run has no whole number there from which to begin; such as {such}; if {full} exists, "
+            "give it a value"
+        ).at(option, key, such)
     return value
+
+
+def _option(largest: bool) -> str:
+    return "--largest" if largest else "--smallest"

@@ -25,7 +25,7 @@ def verdict(plan: Plan, cost: Cost | None = None) -> list[str]:
 def fitting(plan: Plan) -> str:
     """Whether the rank that needs most fits, in words."""
     if plan.fits is None or plan.capacity is None or plan.free is None:
-        return "no cluster is given, so neither whether this fits nor its time is known: cluster=h100"
+        return "neither whether this fits nor its time is known; name the machines, such as cluster=h100"
     needs = f"{text.size(plan.capacity - plan.free)} of {text.size(plan.capacity)} for torch"
     if plan.fits:
         return f"fits on {plan.cluster}: {needs}, {text.size(plan.free)} are left"

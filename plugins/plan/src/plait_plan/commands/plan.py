@@ -74,26 +74,29 @@ def _several(args: "Namespace") -> int:
     _check_prices([request for _, request in wanted])
     limit = _limit(args)
     ranking = side_by_side(wanted, (lambda request, label: found(request, label, *limit)) if limit else planned)
+    _told_without_time(args, any(job.plan is not None and job.cost is None for job in ranking.jobs))
     print(_in_json(ranking.as_json()) if args.json else ranking.text())
     return ranking.code
 
 
 def _one(args: "Namespace") -> int:
     from plait.host import compose
+    from plait_plan.limits import begun, limit
 
     request = _request(args, args.overrides, args.world[0] if args.world else None)
-    compose(request.overrides)  # before torch is imported: a mistake is answered at once
+    config, wanted = compose(request.overrides), _limit(args)
+    if wanted:
+        begun(config, *wanted)  # before torch is imported: a mistake is answered at once
 
     from plait_plan.advice import advise
     from plait_plan.cost import in_json
-    from plait_plan.limits import limit
     from plait_plan.tables import page
     from plait_plan.values import FULL
     from plait_plan.verdict import verdict
 
     _check_prices([request])
     more: dict[str, Any] = {}
-    if wanted := _limit(args):
+    if wanted:
         reached = limit(request, *wanted)
         request, planned = reached.request, reached.plan
         more["limit"] = reached.as_json()
@@ -102,6 +105,7 @@ def _one(args: "Namespace") -> int:
     else:
         planned = request.plan()
     cost = request.cost(planned)
+    _told_without_time(args, cost is None)
     if not args.json:
         print("\n".join(verdict(planned, cost)), end="\n\n", flush=True)
     if planned.fits is False:
@@ -132,6 +136,10 @@ def _limit(args: "Namespace") -> tuple[str, bool] | None:
 def _check(args: "Namespace") -> None:
     from plait import PlaitError
 
+    for option, key in (("--smallest", args.smallest), ("--largest", args.largest)):
+        if key and "=" in key:
+            said = f"{option} takes the name of a key, such as train.seq_len; {key!r} is a key with a value"
+            raise PlaitError(said).at(option, key, fits="the name of a key")
     if args.smallest and args.largest:
         raise PlaitError("--smallest and --largest exclude each other; give one").at("--smallest")
     if args.price and args.tokens is None:
@@ -156,6 +164,15 @@ def _check_prices(requests: "list[Request]") -> None:
         named = f" (price={','.join(f'{name}:USD' for name in without)})" if all(without) else ""
         raise misfit("price", given, f"of a cluster that is planned{named}, or of any (price=USD)")
     print(f"plait: price= has none of cluster={','.join(without)}, so its dollars are not told", file=sys.stderr)
+
+
+def _told_without_time(args: "Namespace", without: bool) -> None:
+    """Says why a plan has no cost though tokens are given, if it is `without`."""
+    import sys
+
+    if args.tokens is not None and without:
+        what = "tokens= and price= tell days and money" if args.price else "tokens= tells days"
+        print(f"plait: {what} only if the machines are named, such as cluster=h100", file=sys.stderr)
 
 
 def _worlds(value: str) -> list[int]:
