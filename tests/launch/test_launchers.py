@@ -261,7 +261,10 @@ def test_where_machines_may_not_meet_torch_prints_no_stacks_unless_asked(
     several: bool, set_by_user: str | None, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "torch.py").write_text('import os\nraise SystemExit(str(os.environ.get("TORCH_CPP_LOG_LEVEL")))\n')
-    start = f"from plait.commands.start import _check_and_start; _check_and_start({{}}, None, {several}, None)"
+    start = (
+        "from plait.commands.start import _check_and_start; from plait.contract.config import Config; "
+        f"_check_and_start(Config(), None, {several}, None)"
+    )
     monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
     with in_env(PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]), TORCH_CPP_LOG_LEVEL=set_by_user):
         done = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, check=False)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import os
 import signal
 import time
@@ -20,7 +21,7 @@ from plait.records.terminal import Terminal
 from plait.system.disk import writing
 from plait.system.errors import one_line
 from plait.system.imports import importing
-from plait.system.streams import console_may_fail, unheard
+from plait.system.streams import console_may_fail, said_so_far, unheard
 
 
 def start(argv: list[str]) -> int:
@@ -148,16 +149,18 @@ def _start_ranks(config: Config, folder: Any) -> Any:
 
 
 def _check_and_start(asked: Config, folder: Any, several: bool, forks: Any) -> Any:
-    with importing():
-        if several:
-            _import_torch_quietly()
-        import plait.check.check  # noqa: F401
-        from plait.check.prepare import make_data, prepare
-        from plait.launch.launcher import start_ranks
+    # of several machines, rank 0 checks
+    with contextlib.nullcontext() if several else said_so_far(f"check: {asked.run.name}", _say):
+        with importing():
+            if several:
+                _import_torch_quietly()
+            import plait.check.check  # noqa: F401
+            from plait.check.prepare import make_data, prepare
+            from plait.launch.launcher import start_ranks
 
-    if not several:
-        checked = _checked(asked, folder)
-        if (ended := prepare(checked, folder, _say, lambda: make_data(checked, _say))) is not None:
+        checked = None if several else _checked(asked, folder)
+    if checked is not None:
+        if (ended := prepare(checked, folder, _say, functools.partial(make_data, checked, _say))) is not None:
             return ended
         return start_ranks(checked.config, folder, checked.ranks_per_node, _say, None, forks)
     from plait.launch.meeting import Meeting

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.records.run_folder import RunFolder
 from plait.system.signals import STOP_SIGNALS
+from plait.system.streams import said_so_far
 
 if TYPE_CHECKING:
     from plait.check.checked import Checked
@@ -35,6 +38,7 @@ def on_ranks(
     Raises PlaitError for what does not fit, and if a rank fails: then its log is kept. Raises SystemExit after a
     signal.
     """
+    from plait.check.before_torch import check_before_torch
     from plait.launch.forks import forks
 
     STOP_SIGNALS.wake()
@@ -46,8 +50,11 @@ def on_ranks(
     keep = False
     try:
         with forks(folder.path) as ranks:  # they import torch while this process checks
-            checked = _checked(config, world)
-            given = arguments(checked)
+            _say(f"check: {config.run.name}, with torch {version('torch')}")
+            check_before_torch(config, folder.path)
+            with said_so_far(f"check: {config.run.name}", _say):
+                checked = _checked(config, world)
+                given = arguments(checked)
             keep = True
             outcome = _run(checked, folder, function, given, ranks)
             keep = outcome.kind == "failed"
@@ -62,6 +69,10 @@ def on_ranks(
         folder.unlock()
         if not keep:
             shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _checked(config: Config, world: int | None) -> "Checked":

@@ -1,4 +1,4 @@
-"""Outputs that may fail while the work continues: the console, whose reader may leave, and the logs of the ranks."""
+"""Outputs while the work continues: they may fail, and must not be silent for long."""
 
 import contextlib
 import errno
@@ -7,10 +7,14 @@ import os
 import select
 import stat
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from plait.system.errors import in_words
+
+SILENT_SECONDS = 8.0  # nobody waits for ten without a line
 
 
 class Forgiving(io.FileIO):
@@ -97,3 +101,21 @@ def open_standard_streams() -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w", closefd=False, encoding="utf-8", errors="replace"))  # noqa: SIM115 - for the life of the process
+
+
+@contextlib.contextmanager
+def said_so_far(what: str, say: Callable[[str], None], every: float = SILENT_SECONDS) -> Iterator[None]:
+    """Inside, every `every` seconds `say` gets a line with `what` and the seconds so far."""
+    over, since = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not over.wait(every):
+            say(f"{what}: {time.monotonic() - since:.0f} s so far")
+
+    thread = threading.Thread(target=tell, name="plait-so-far", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
