@@ -32,8 +32,8 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "Without ranks": "plait.host:assemble plait.host:set_up plait.host:materialise "
     "plait.host:hooks_of plait.host:accumulation plait.host:rows_together plait.host:exchange plait.host:crowded "
     "plait.host:is_crowded plait.host:is_joined",
-    "What a run leaves": "plait.host:RunFolder plait.host:Outcome plait.host:is_live plait.host:Ledger plait.host:Job "
-    "plait.host:metrics plait.host:weights plait.host:numbers plait.host:text",
+    "What a run leaves": "plait.host:RunFolder plait.host:Outcome plait.host:is_live plait.host:located "
+    "plait.host:Ledger plait.host:Job plait.host:metrics plait.host:weights plait.host:numbers plait.host:text",
     "Files and processes": "plait.host:reading plait.host:writing plait.host:replace plait.host:DiskError "
     "plait.host:in_words plait.host:locked plait.host:processes plait.host:can_fork plait.host:cores "
     "plait.host:Scratch plait.host:check_threads plait.host:device_name plait.host:forget_plans",

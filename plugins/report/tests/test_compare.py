@@ -109,10 +109,21 @@ def test_a_run_still_being_written(a: Path, tmp_path: Path) -> None:
     assert compare(a, b).common == 3
 
 
+def test_runs_are_found_by_their_names(plait_project: Any) -> None:
+    for name, losses in (("few", [3.0, 2.0]), ("tuned", [3.0, 1.0])):
+        folder = plait_project.path / "runs" / name
+        folder.mkdir(parents=True)
+        write(folder / "metrics.jsonl", run(losses))
+    done = plait_project("compare", "few", "tuned")
+    assert (done.code, "they first differ at step 2" in done.out) == (1, True)
+    refused = plait_project("compare", "few", "tned")
+    assert refused.err.endswith("; in runs there are few, tuned; did you mean 'tuned'?\n")
+
+
 @pytest.mark.parametrize(
     ("what", "sentence"),
     [
-        ("missing", "there is no file .*missing; give a metrics.jsonl or the folder of a run"),
+        ("missing", "missing is not there; it must be a run or its name, or a metrics.jsonl"),
         ("folder", "the folder .*folder holds no metrics.jsonl"),
         ("empty.jsonl", "empty.jsonl has no rows yet"),
         ("later.jsonl", "no step in common: .* has 1 to 4 and .* has 9 to 9"),

@@ -280,6 +280,8 @@ def test_runs_are_told_apart_without_color():
 
 
 USAGE = "DIR... [--out PAGE.html] [--png FOLDER] [--watch[=SECONDS]] [--port N]"
+FITS = "a run or its name, a sweep, or a folder that contains some, such as runs"
+PAGE = "the name of a page, which ends in .html, such as report.html"
 PORT = "the number of a port, at most 65535, such as 8000, or 0 for a free one"
 TAKES = "DIR..., --out PAGE.html, --png FOLDER, --watch[=SECONDS], --port N"
 
@@ -288,7 +290,10 @@ TAKES = "DIR..., --out PAGE.html, --png FOLDER, --watch[=SECONDS], --port N"
     ("arguments", "sentence"),
     [
         ([], f"plait report needs DIR: plait report {USAGE}"),
-        (["nowhere"], "nowhere is not a folder: give folders of runs or sweeps, such as runs/a or runs"),
+        (["nowhere"], f"nowhere is not there; it must be {FITS}"),
+        ([__file__], f"{__file__} is not a folder; it must be {FITS}"),
+        ([".", "--out=x.pdf"], f"--out is 'x.pdf'; it must be {PAGE}"),
+        ([".", "--out=x"], f"--out is 'x'; it must be {PAGE}"),
         (["."], ". holds no run and no sweep: neither config.yaml nor sweep.json is in it or below"),
         ([".", "--watch=0"], "--watch is '0'; it must be a whole number of seconds, such as --watch=10"),
         ([".", "--port=x"], f"--port is 'x'; it must be {PORT}"),

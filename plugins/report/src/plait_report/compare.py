@@ -14,7 +14,7 @@ help = "show the first step at which two runs differ"
 
 def arguments(parser: "Parser") -> None:
     parser.description = "Shows the first step at which two runs differ, and the largest difference."
-    parser.add_argument("a", metavar="A", help="a metrics.jsonl, or a run's folder")
+    parser.add_argument("a", metavar="A", help="a run or its name, or a metrics.jsonl")
     parser.add_argument("b", metavar="B", help="another one")
     tolerance = "relative difference of loss and grad_norm that exit code 0 allows"
     parser.add_argument("--tolerance", type=_tolerance, metavar="X", help=tolerance)

@@ -9,10 +9,11 @@ from typing import Any
 import attrs
 
 from plait import PlaitError
-from plait.host import metrics
+from plait.host import located, metrics
 
 COMPARED = ("loss", "grad_norm", "val_loss")
 DECIDES = ("loss", "grad_norm")
+FITS = f"a run or its name, or a {metrics.FILE}"
 
 
 @attrs.frozen
@@ -53,11 +54,11 @@ class Comparison:
 
 
 def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Comparison:
-    """Compare two runs step by step; `a` and `b` are metrics.jsonl files or folders that contain one.
+    """Compare two runs step by step; `a` and `b` are metrics.jsonl files, folders that contain one, or names of runs.
 
     Raises PlaitError if one of them cannot be read, or if they have no step in common.
     """
-    paths = (_file_of(Path(a)), _file_of(Path(b)))
+    paths = (_file_of(located(os.fspath(a), "A", FITS)), _file_of(located(os.fspath(b), "B", FITS)))
     rows = [{row["step"]: row for row in metrics.read(path)} for path in paths]
     for path, run_rows in zip(paths, rows, strict=True):
         if not run_rows:
@@ -80,8 +81,7 @@ def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Comparison:
 def _file_of(path: Path) -> Path:
     file = path / metrics.FILE if path.is_dir() else path
     if not file.exists():
-        what = f"the folder {path} holds no {metrics.FILE}" if path.is_dir() else f"there is no file {path}"
-        raise PlaitError(f"{what}; give a {metrics.FILE} or the folder of a run")
+        raise PlaitError(f"the folder {path} holds no {metrics.FILE}; it must be {FITS}")
     return file
 
 

@@ -10,9 +10,10 @@ import attrs
 import yaml
 
 from plait import PlaitError
-from plait.host import Job, Ledger, RunFolder, is_live, metrics
+from plait.host import Job, Ledger, RunFolder, is_live, located, metrics
 
 Row = dict[str, Any]
+FITS = "a run or its name, a sweep, or a folder that contains some, such as runs"
 
 
 @attrs.frozen
@@ -42,14 +43,15 @@ class Recorded:
 
 
 def recorded(folders: list[Path]) -> list[Recorded]:
-    """All runs in `folders`, each of which is a run's, a sweep's, or contains some.
+    """All runs in `folders`, each of which is a run's, a sweep's, or contains some, or is the name of a run.
 
     Raises PlaitError for a folder without any, and for damaged files.
     """
     jobs: dict[Path, tuple[Job, Path] | None] = {}
-    for folder in folders:
+    for given in folders:
+        folder = located(str(given), "DIR", FITS)
         if not folder.is_dir():
-            raise PlaitError(f"{folder} is not a folder: give folders of runs or sweeps, such as runs/a or runs")
+            raise PlaitError(f"{folder} is not a folder; it must be {FITS}").at("DIR", str(given), fits=FITS)
         here = dict(_runs(folder))
         if not here:
             raise PlaitError(

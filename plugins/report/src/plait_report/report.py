@@ -24,10 +24,14 @@ def arguments(parser: "Parser") -> None:
     parser.description = """\
 Shows runs on one page: their curves, how each ended, where their configs differ, their meshes and environments."""
     parser.add_argument(
-        "folders", metavar="DIR", nargs="+", type=Path, help="a run's folder, a sweep's, or one that contains some"
+        "folders",
+        metavar="DIR",
+        nargs="+",
+        type=Path,
+        help="a run or its name, a sweep, or a folder that contains some",
     )
     page = "the page (default: report.html); one file that opens without a server or a network"
-    parser.add_argument("--out", metavar="PAGE.html", type=Path, default=Path("report.html"), help=page)
+    parser.add_argument("--out", metavar="PAGE.html", type=_page, default=Path("report.html"), help=page)
     parser.add_argument("--png", metavar="FOLDER", type=Path, help="also the curves as pictures")
     watch = (
         f"show it live: serve it to this machine, and rewrite it every {SECONDS} (or SECONDS) seconds, until all end"
@@ -64,6 +68,14 @@ def run(args: "Namespace") -> int:
         server.show(_write(runs, out, png, watch if live else None))
     server.close(watch)
     return 0
+
+
+def _page(text: str) -> "Path":
+    from pathlib import Path
+
+    if Path(text).suffix.lower() != ".html":
+        raise misfit("--out", text, "the name of a page, which ends in .html, such as report.html")
+    return Path(text)
 
 
 def _port(text: str) -> int:

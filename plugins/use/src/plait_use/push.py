@@ -51,10 +51,10 @@ def published(word: str) -> tuple[Path, Path]:
     """(the folder of weights that `word` means, the folder of their run). Raises PlaitError if there are no exported
     weights, no run that says how they were made, or if its own may be of an earlier step than its last."""
     from plait import Config, PlaitError
-    from plait.host import RunFolder
-    from plait_use.trained import folder_above, located
+    from plait.host import RunFolder, located
+    from plait_use.trained import FITS, folder_above
 
-    path = located(word)
+    path = located(word, "RUN", FITS)
     run = path if (path / "config.yaml").is_file() else folder_above(path)
     if run is None:
         raise PlaitError(f"{word} is in no run's folder, so nothing says how it was trained: name a run").at(

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from plait import Config, PlaitError, near_miss
-from plait.host import RunFolder, Store, check_trained, checkpoint_at, compose, open_store, reading, recompose
+from plait import Config, PlaitError
+from plait.host import RunFolder, Store, check_trained, checkpoint_at, compose, located, open_store, reading, recompose
 
 if TYPE_CHECKING:
     from plait.host import Checked
 
-RUNS = Path("runs")
 FITS = "a run, one of its checkpoints, its export, or a folder of Hugging Face's"
 # What a run asks for, and its use does not.
 OTHERWISE: dict[str, dict[str, Any]] = {
@@ -64,17 +63,6 @@ class Trained:
         return f"{self.path}{f', step {self.step}' if self.step is not None else ''}"
 
 
-def located(word: str) -> Path:
-    """The path that `word` is, or the run of that name here. Raises PlaitError if there is none."""
-    path = Path(word).expanduser()
-    path = RUNS / path if not path.exists() and (RUNS / path).exists() else path
-    if not path.exists():
-        runs = sorted(each.name for each in RUNS.iterdir()) if RUNS.is_dir() else []
-        here = f"; in {RUNS} there are {', '.join(runs)}{near_miss(word, runs)}" if runs else ""
-        raise PlaitError(f"{word} is not there; it must be {FITS}{here}").at("RUN", word, fits=FITS)
-    return path
-
-
 def find(word: str, overrides: Sequence[str]) -> Trained:
     """What `word` names, under overrides as for `plait train`. Raises PlaitError if it names nothing, or a run that has
     saved nothing yet."""
@@ -82,7 +70,7 @@ def find(word: str, overrides: Sequence[str]) -> Trained:
         if "://" in word:
             at = checkpoint_at(word)
             return _of_checkpoint(open_store(at).latest() or at, overrides)
-        path = located(word)
+        path = located(word, "RUN", FITS)
         if (path / "manifest.json").is_file():
             return _of_checkpoint(path.parent / path.readlink() if path.is_symlink() else path, overrides)
         if (path / "config.yaml").is_file():
