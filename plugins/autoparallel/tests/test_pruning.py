@@ -186,7 +186,7 @@ def pressed(line):
 @pytest.mark.parametrize(
     ("watch", "said"),
     [
-        (Over(1.0), "ended by strategy.autoparallel.seconds=1, when 1 of at most "),
+        (Over(1.0), "ended by strategy.autoparallel.seconds=1, when 1 of about "),
         (Watch(tell=pressed), "ended by Ctrl-C, when "),
     ],
 )

@@ -49,18 +49,18 @@ class Watch:
             yield
         except Enough as enough:
             traced, of = self._now
-            self.ended = f"ended by {enough}, when {traced} of at most {of} families were traced"
+            self.ended = f"ended by {enough}, when {traced} of about {of} families were traced"
         finally:
             if handled:
                 signal.signal(signal.SIGINT, before)
 
     def begin(self, layouts: int, families: int) -> None:
-        """A search begins, of so many layouts that are traced in so many families, or fewer."""
+        """A search begins, of so many layouts, traced in about so many families: some are left out, others divided."""
         self._now = (0, families)
-        self.tell(f"autoparallel: compares {layouts} layouts, of at most {families} families; traces the first")
+        self.tell(f"autoparallel: compares {layouts} layouts, of about {families} families; traces the first")
 
     def see(self, traced: int, of: int, fresh: bool, best: Any) -> None:
-        """A family is known, the one number `traced` of at most `of`; fresh: it was traced now. Raises Enough if the
+        """A family is known, the one number `traced` of about `of`; fresh: it was traced now. Raises Enough if the
         time is over."""
         self._now, self._best = (traced, of), best
         if not fresh:
@@ -69,7 +69,7 @@ class Watch:
         taken = time.monotonic() - self._start
         left = taken / self._fresh * (of - traced)
         limited = left if self.seconds is None else min(left, max(self.seconds - taken, 0.0))
-        self.tell(f"{self._far()}, at most about {limited:.0f} s left; {self._so_far()}")
+        self.tell(f"{self._far()}, about {limited:.0f} s left, then the best is planned whole; {self._so_far()}")
         if best is None or traced >= of:
             return
         if self._pressed:
@@ -82,7 +82,7 @@ class Watch:
         return f"{self._far()}, {seconds:.0f} s so far; {self._so_far()}"
 
     def _far(self) -> str:
-        return f"autoparallel: {self._now[0]} of at most {self._now[1]} families"
+        return f"autoparallel: {self._now[0]} of about {self._now[1]} families"
 
     def _so_far(self) -> str:
         if (best := self._best) is None:

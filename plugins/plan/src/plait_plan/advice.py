@@ -30,7 +30,8 @@ class Advice:
     state: int | None
 
     def text(self) -> str:
-        lines = ["What makes it fit, nearest first, each line alone:", *table(self.jobs, "change")]
+        what = 'Changes that would help, nearest first, each alone; "-" marks what is not enough:'
+        lines = [what, *table(self.jobs, "change")]
         if self.state:
             lines.append(
                 f"Parameters and optimizer alone take {text.size(self.state)} of a rank, which no recomputation, batch "
