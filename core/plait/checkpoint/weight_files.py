@@ -85,8 +85,8 @@ def check_floating(files: Files, names: Iterable[str]) -> None:
 def _of_folder(folder: Path) -> list[Path]:
     if os.path.lexists(folder / ADAPTER):
         raise PlaitError(
-            f"the folder {folder} holds an adapter ({ADAPTER}), and Plait starts from whole weights: merge it into its "
-            "base first, or move the adapter elsewhere"
+            f"the folder {folder} holds an adapter ({ADAPTER}), and Plait starts from whole weights: name its run or "
+            "checkpoint instead, merge it into its base first, or move it elsewhere"
         ).at(KEY, str(folder), fits="a folder of whole weights")
     if os.path.lexists(folder / WHOLE):
         return [folder / WHOLE]

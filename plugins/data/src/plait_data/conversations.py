@@ -149,7 +149,8 @@ def of_ends(ends: Counter[int | None], stops: list[str], name: Callable[[int], s
     if others and stops:
         yield (
             f"answers end with {', '.join(others)}, which the tokenizer's folder does not name among the tokens that "
-            f"stop an answer ({known}): name it in generation_config.json as eos_token_id before you generate"
+            f"stop an answer ({known}): this run's export names it; to generate with that folder itself, add it to "
+            "eos_token_id in its generation_config.json"
         )
 
 

@@ -79,6 +79,8 @@ def limit(request: Request, key: str, largest: bool, label: str = "", to: Callab
             left = plans.free(value)
             if left is not None:
                 tell(f"{told}={value}: {text.size(abs(left))} are {'left' if left >= 0 else 'too much'}")
+            else:
+                tell(f"{told}={value} is refused: {one_line(plans.errors[value])}")
             return left
 
         inside, outside = edge(values, free, start, rising=largest, inverse=key == "world")
