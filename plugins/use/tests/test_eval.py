@@ -9,7 +9,7 @@ import torch
 
 from plait import PlaitError, apply
 from plait.host import RunFolder, build_model, build_source, check, compose, fit, load
-from plait_use.evaluate import batch_of, evaluate, on_held_out, takes_all
+from plait_use.evaluate import batch_of, evaluate, on_held_out, once, takes_all
 from plait_use.trained import find
 
 MODELS = {
@@ -160,6 +160,14 @@ def test_what_does_not_fit_is_refused_before_a_rank_starts(case, runs, plait_pro
     (line,) = (line for line in told.err.splitlines() if not line.startswith("check: "))
     assert told.code == 1
     assert sentence in line
+
+
+def test_what_both_kinds_of_data_say_is_said_once():
+    said = []
+    say = once(said.append)
+    for line in ("left out 1 empty file(s)", "validation: left out 1 empty file(s)", "validation: 2 rows"):
+        say(line)
+    assert said == ["left out 1 empty file(s)", "2 rows"]
 
 
 def test_a_batch_of_the_run_is_kept(runs):

@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from plait_use import tasks
@@ -43,7 +43,7 @@ def run(args: "Namespace") -> int:
     def given(checked: "Checked") -> Mapping[str, Any]:
         checkpoint = trained.loadable(checked)
         size = batch_of(trained, checked, whole)
-        make_data(checked, lambda line: print(line, file=sys.stderr, flush=True))
+        make_data(checked, once(lambda line: print(line, file=sys.stderr, flush=True)))
         return {"checkpoint": checkpoint, "global_batch_size": size, "whole": whole}
 
     sums = on_ranks(config, "plait_use.evaluate:evaluate", given)
@@ -51,6 +51,18 @@ def run(args: "Namespace") -> int:
     told = {"model": str(trained.path), "step": trained.step, **of_sets(rows)}
     print(json.dumps(told) if args.json else table(trained, rows))
     return 0
+
+
+def once(say: Callable[[str], None]) -> Callable[[str], None]:
+    """`say` without what was said before: files that are evaluated are those of the data and of their validation."""
+    said: set[str] = set()
+
+    def new(line: str) -> None:
+        if (text := line.removeprefix("validation: ")) not in said:
+            said.add(text)
+            say(text)
+
+    return new
 
 
 def takes_all(overrides: Sequence[str]) -> bool:
