@@ -47,10 +47,10 @@ from plait.records import metrics as metrics
 from plait.records import text as text
 from plait.records.ledger import Job as Job
 from plait.records.ledger import Ledger as Ledger
+from plait.records.located import located as located
 from plait.records.run_folder import Outcome as Outcome
 from plait.records.run_folder import RunFolder as RunFolder
 from plait.records.run_folder import is_live as is_live
-from plait.records.run_folder import located as located
 from plait.records.sinks import numbers as numbers
 from plait.strategies import plugins as plugins
 from plait.system.accelerator import device_name as device_name

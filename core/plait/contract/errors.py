@@ -1,10 +1,9 @@
 """The error whose sentence a user reads, and the usual sentences."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Self
 
 SHOWN = 80  # characters shown of a value
-LEAST = 3  # characters of the beginning of a name that say which is meant
 
 
 class PlaitError(Exception):
@@ -36,10 +35,9 @@ class UnknownKey(PlaitError):
     """A key that does not exist. fits: the keys of its node."""
 
 
-def unknown_key(key: str, known: Iterable[str]) -> UnknownKey:
+def unknown_key(key: str, known: Collection[str]) -> UnknownKey:
     """The error for a key that does not exist; `known`: the keys that do."""
-    known = list(known)
-    sentence = f"unknown key {key}; available: {', '.join(known)}{near_miss(key.rpartition('.')[2], known)}"
+    sentence = f"unknown key {key}; available: {', '.join(known)}{near_miss(key.rpartition('.')[2], [*known])}"
     return UnknownKey(sentence).at(key, fits=known)
 
 
@@ -75,9 +73,8 @@ def near_miss(name: str, known: "list[str] | tuple[str, ...]") -> str:
     """`"; did you mean 'dim'?"` if a known name is close to `name`, or begins with it, else an empty string."""
     import difflib
 
-    close = difflib.get_close_matches(name, known, n=1)
-    if not close and len(name) >= LEAST:
-        close = [each for each in known if each.startswith(name)]
+    # three letters say which name they begin, fewer do not
+    close = difflib.get_close_matches(name, known, n=1) or [k for k in known if len(name) > 2 and k.startswith(name)]
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

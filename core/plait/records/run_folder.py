@@ -16,12 +16,11 @@ import attrs
 import yaml
 
 from plait import __version__
-from plait.contract.errors import PlaitError, near_miss
+from plait.contract.errors import PlaitError
 from plait.system.disk import place, replace, writing
 from plait.system.errors import DiskError
 from plait.system.locks import try_lock, unlock
 
-RUNS = Path("runs")  # where `plait train` makes them
 FILES = ("config.yaml", "versions.json", "mesh.json", "outcome.json", "metrics.jsonl", "metrics.old.jsonl")
 
 
@@ -169,22 +168,6 @@ class RunFolder:
     def clear_ends(self) -> None:
         for path in self.ranks.glob("*rank-*.end.json*"):
             path.unlink(missing_ok=True)
-
-
-def located(word: str, argument: str, fits: str) -> Path:
-    """The path that `word` is, or that of the run with this name, runs/WORD.
-
-    Raises PlaitError if there is none: it names runs that there are. argument: of a command, such as "RUN". fits: what
-    `word` must be, in words.
-    """
-    path = Path(word).expanduser()
-    if path.exists():
-        return path
-    if (RUNS / path).exists():
-        return RUNS / path
-    runs = sorted(each.name for each in RUNS.iterdir()) if RUNS.is_dir() else []
-    here = f"; in {RUNS} there are {', '.join(runs)}{near_miss(word, runs)}" if runs else ""
-    raise PlaitError(f"{word} is not there; it must be {fits}{here}").at(argument, word, fits=fits)
 
 
 def is_live(path: Path) -> bool:
