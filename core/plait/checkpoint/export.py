@@ -1,5 +1,6 @@
 """Writes a run's weights as safetensors files that other tools read."""
 
+import functools
 import math
 import os
 from collections import deque
@@ -122,7 +123,8 @@ def export_weights(
     """Write the weights in `source`, such as a checkpoint's, to the new folder `folder` as a run's export has them.
 
     model: of these weights, with a method `export_files()`; it may be on meta. progress: as for `weights.write`. In one
-    process, which holds one file's tensors. Raises PlaitError for weights that are not the model's.
+    process, which holds one file's tensors and one more, and reads each once. Raises PlaitError for weights that are
+    not the model's.
     """
     shapes = {fqn: tuple(tensor.shape) for fqn, tensor in of(model).items()}
     for name, shape in shapes.items():
@@ -135,6 +137,7 @@ def export_weights(
             "is exported by its own run alone"
         ).at("model", other)
     by_fqn, others = parts_by_fqn(shapes, weight_parts(model)), passed_on(model)
+    whole = functools.lru_cache(maxsize=1)(source.read)  # the parts of a stack follow each other
     named = {name: part for fqn in shapes for name, part in by_fqn[fqn].items()}
     sizes = {name: math.prod(part.size) * source.dtypes[part.fqn].itemsize for name, part in named.items()}
 
@@ -142,7 +145,7 @@ def export_weights(
         if name not in named:
             assert others is not None
             return others.read(name)
-        return named[name].of(source.read(named[name].fqn)).clone(memory_format=torch.contiguous_format)
+        return named[name].of(whole(named[name].fqn)).clone(memory_format=torch.contiguous_format)
 
     passed = others.bytes_of() if others else {}
     files: Any = model

@@ -149,7 +149,7 @@ def _start_ranks(config: Config, folder: Any) -> Any:
 
 
 def _check_and_start(asked: Config, folder: Any, several: bool, forks: Any) -> Any:
-    # of several machines, rank 0 checks
+    # several machines have lines of their own while they wait for each other
     with contextlib.nullcontext() if several else said_so_far(f"check: {asked.run.name}", _say):
         with importing():
             if several:

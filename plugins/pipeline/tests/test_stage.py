@@ -15,7 +15,7 @@ def test_a_rank_does_not_greet_itself(monkeypatch):
     """It holds neighbouring stages under zbv. torch 2.11 sends to itself at the start, which gloo refuses."""
     ops = [SimpleNamespace(group_peer=peer) for peer in (0, 1, 1, 2)]
     if not hasattr(pipelining.PipelineStage, "_get_init_p2p_neighbors_ops"):
-        pytest.skip("this torch's stages do not greet")
+        pytest.skip("in this torch no stage sends anything to its neighbours before the first step")
     monkeypatch.setattr(pipelining.PipelineStage, "_get_init_p2p_neighbors_ops", lambda stage: ops)
     monkeypatch.setattr(dist, "get_rank", lambda group: {"pipeline": 1}[group])
     stage = Stage.__new__(Stage)
