@@ -114,6 +114,8 @@ def parts(dry: bool, rounds: int, memory: float = math.inf) -> Iterator[Part]:
     yield Part("calibrate", 180, partial(calibrate, device))
     cheap = ["--cycles=2", "--warm-up=1", "--batch=1", "--seq-len=32"] if dry else ["--cycles=10"]
     yield Part("experts", 180, partial(script, ["experts.py", *cheap]))
+    few = ["--cycles=1", "--warm-up=0", *(["--steps=4", "--only", "plait"] if dry else ["--device=cuda"])]
+    yield Part("fine-tuning", 420, partial(script, ["finetune.py", *few]))
 
 
 def small(case: Case) -> Case:

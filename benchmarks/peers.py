@@ -22,6 +22,7 @@ import sysconfig
 import tempfile
 import time
 import venv
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import attrs
@@ -58,15 +59,17 @@ class Lines:
 
 
 def environment(name: str) -> Path:
-    """The Python of a peer's environment, which is made if it is not there."""
+    """The Python of a peer's environment, which is made if it is not there; this Python, if it has what is needed."""
+    if all(_is_here(*need.split("==")) for need in NEEDS[name]):
+        return Path(sys.executable)
     at, mark = FOLDER / name, FOLDER / name / "made-of"
     wanted = "\n".join([sys.executable, *NEEDS[name]])
     if not mark.exists() or mark.read_text(encoding="utf-8") != wanted:
         print(f"environment: {at}", flush=True)
         venv.EnvBuilder(clear=True, symlinks=os.name != "nt").create(at)
-        version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+        python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
         here = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"  # with its editable packages
-        (at / "lib" / version / "site-packages" / "here.pth").write_text(here, encoding="utf-8")
+        (at / "lib" / python / "site-packages" / "here.pth").write_text(here, encoding="utf-8")
         pip = [sys.executable, "-m", "pip", "--python", str(at / "bin" / "python"), "--disable-pip-version-check", "-q"]
         pins = ["-c", str(HERE.parent / "constraints.txt")]
         subprocess.run([*pip, "install", *pins, *NEEDS[name]], check=True)
@@ -74,25 +77,34 @@ def environment(name: str) -> Path:
     return at / "bin" / "python"
 
 
+def _is_here(distribution: str, wanted: str) -> bool:
+    try:
+        return version(distribution) == wanted
+    except PackageNotFoundError:
+        return False
+
+
 def command(name: str) -> list[str]:
     """Without the overrides."""
-    if name == "plait":
+    if name.startswith("plait"):
         plait = str(Path(sys.executable).with_name("plait"))
-        return [plait, "train", "strategy=[]", "launch.nproc_per_node=1", "checkpoint.mode=sync"]
+        compiled = ["compile.enabled=true"] if name.endswith("compiled") else []
+        return [plait, "train", "strategy=[]", "launch.nproc_per_node=1", "checkpoint.mode=sync", *compiled]
     if name == "torchtitan":
         return [str(environment(name)), str(HERE / "torchtitan_run.py"), os.devnull]
     kind = name.split(" ")[0]
     return [str(environment(name)) if name in NEEDS else sys.executable, str(HERE / "peers_run.py"), kind]
 
 
-def run(name: str, steps: int, save: bool, overrides: list[str]) -> Lines:
+def run(name: str, steps: int, save: bool, overrides: list[str], device: str = "cpu") -> Lines:
     settings = [
-        *("launch.device=cpu", f"train.steps={steps}", "metrics.log_every=1", "schedule.warmup_steps=0"),
+        *(f"launch.device={device}", f"train.steps={steps}", "metrics.log_every=1", "schedule.warmup_steps=0"),
         *("validation.interval=0", "checkpoint.export=false", "checkpoint.interval=0"),
         f"checkpoint.enabled={str(save).lower()}",
     ]
     with tempfile.TemporaryDirectory(prefix="plait-peers-") as scratch:
-        env = {**os.environ, "OMP_NUM_THREADS": str(os.cpu_count()), "CUDA_VISIBLE_DEVICES": ""}
+        hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+        env = {**os.environ, "OMP_NUM_THREADS": str(os.cpu_count()), **hidden}
         seen, losses, lines = dict[int, float](), dict[int, float](), list[str]()
         began = time.perf_counter()
         process = subprocess.Popen(

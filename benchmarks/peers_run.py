@@ -30,9 +30,21 @@ def own(config: Config) -> nn.Module:
     return Llama3(**options)
 
 
+def weights_in(config: Config) -> torch.dtype:
+    """bfloat16 is what is computed in, as in Plait: weights and the optimizer's state are float32."""
+    param: torch.dtype = getattr(torch, config["precision"]["param"])
+    return torch.float32 if param is torch.bfloat16 else param
+
+
+def computing(config: Config) -> torch.autocast:
+    return torch.autocast(
+        config["launch"]["device"], torch.bfloat16, enabled=config["precision"]["param"] == "bfloat16"
+    )
+
+
 def built(config: Config) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
     torch.manual_seed(config["train"]["seed"])
-    model = own(config["model"]).to(getattr(torch, config["precision"]["param"]))
+    model = own(config["model"]).to(config["launch"]["device"], weights_in(config))
     options = {
         name: value for name, value in config["optimizer"].items() if name not in ("_target_", "groups", "decays")
     }
@@ -52,8 +64,8 @@ def batches(config: Config) -> Iterator[dict[str, Tensor]]:
     opened = source.open(seq_len=train["seq_len"], seed=train["seed"], global_batch_size=size, dp=(0, 1))
     for step in range(train["steps"]):
         batch = opened.train(step)
-        found = {"tokens": batch.tokens, "labels": batch.labels}
-        yield found if batch.positions is None else {**found, "positions": batch.positions}
+        found = {"tokens": batch.tokens, "labels": batch.labels, "positions": batch.positions}
+        yield {name: each.to(config["launch"]["device"]) for name, each in found.items() if each is not None}
 
 
 class Given(torch.utils.data.IterableDataset):
@@ -85,7 +97,8 @@ def loss_of(model: Callable[..., Any], tokens: Tensor, labels: Tensor, positions
 def bare(config: Config) -> None:
     model, optimizer, schedule = built(config)
     for step, batch in enumerate(batches(config), 1):
-        loss = loss_of(model, **batch)
+        with computing(config):
+            loss = loss_of(model, **batch)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), config["train"]["max_norm"])
         optimizer.step()
@@ -162,7 +175,8 @@ def trainer(config: Config) -> None:
     model, optimizer, schedule = built(config)
     asked = transformers.TrainingArguments(
         output_dir="saved",
-        use_cpu=True,
+        use_cpu=config["launch"]["device"] == "cpu",
+        bf16=config["precision"]["param"] == "bfloat16",
         max_steps=config["train"]["steps"],
         max_grad_norm=config["train"]["max_norm"],
         logging_steps=1,
