@@ -61,22 +61,23 @@ def test_lines_for_the_first_every_nth_the_last_and_validation() -> None:
     assert len({line.index("loss") for line in shown}) == 1  # columns align
 
 
-def test_what_takes_long_before_the_first_step_says_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WAITING_SECONDS", 0.01)
-    out = io.StringIO()
-    with Console(2, 0, 1, out) as console:
-        console.waiting("compile: the first step compiles the model")
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_first_step_that_takes_long_says_for_how_long(monkeypatch: pytest.MonkeyPatch, compiles: bool) -> None:
+    monkeypatch.setattr(module, "SILENT_SECONDS", 0.01)
+    out, what = io.StringIO(), "compile: the first step compiles the model" if compiles else "step 1/3"
+    with Console(3, 0, 1, out, compiles) as console:
+        console.start(1)
         while out.getvalue().count("so far") < 2:
             time.sleep(0.005)
         console.row(row(1))
         shown = out.getvalue()
+        console.start(2)
         time.sleep(0.05)
-        assert out.getvalue() == shown  # nothing after the step
-        console.waiting("compile: again")
-    first, *told, step, again = [line for line in out.getvalue().splitlines() if "again:" not in line]
-    assert (first, again) == ("compile: the first step compiles the model", "compile: again")
-    assert set(told) == {f"{first}: 0:00:00 so far"}
-    assert step.startswith("step 1/2")
+        assert out.getvalue() == shown  # nothing after the first step
+    *told, step = out.getvalue().splitlines()
+    assert (told[0] == what) is compiles
+    assert {*told} - {what} == {f"{what}: 0:00:00 so far"}
+    assert step.startswith("step 1/3")
 
 
 def test_the_first_line_of_a_resumed_run() -> None:

@@ -9,10 +9,10 @@ from typing import IO, Any
 from plait.contract.observer import RunObserver
 from plait.records.terminal import Terminal, cells
 from plait.records.text import clock, gib, quantity
+from plait.system.streams import SILENT_SECONDS
 
 REFRESH_SECONDS = 0.25  # more is hard to read
 BAR, SHORTEST = 20, 5  # cells
-WAITING_SECONDS = 15.0  # seconds between the lines of `waiting` without a live line
 WINDOW = 50  # steps from which the remaining time is estimated
 LEFT_OUT = ("mem", "mfu", "lr", "norm", "speed", "val", "loss", "step")  # by a narrow terminal, in this order
 OF_A_SET = "val_loss/"  # the loss on a set of validation data with a name
@@ -53,15 +53,14 @@ class Console(RunObserver):
         self._terminal.line(text)
 
     def waiting(self, what: str) -> None:
-        """Say that `what` is in progress, and for how long, until the next step: every second on a terminal, else
-        rarely."""
+        """Say for how long `what` has been in progress, until the next step: every second on a terminal, else before
+        anybody wonders."""
         self._end_waiting()
-        self.line(what)
         done, since = threading.Event(), time.monotonic()
 
         def tell() -> None:
             terminal = self._terminal
-            while not done.wait(1.0 if terminal.live else WAITING_SECONDS):
+            while not done.wait(1.0 if terminal.live else SILENT_SECONDS):
                 so_far = f": {clock(time.monotonic() - since)} so far"
                 if terminal.live:
                     terminal.draw(terminal.shortened(what, terminal.width - len(so_far)) + so_far[: terminal.width])
@@ -79,8 +78,13 @@ class Console(RunObserver):
             thread.join()
 
     def start(self, step: int) -> None:
-        if self._compiles and step == self.done_before + 1:
-            self.waiting("compile: the first step compiles the model")
+        if step != self.done_before + 1:
+            return
+        what = f"step {step}/{self.total}"  # loads kernels, and some are tuned: it may take minutes
+        if self._compiles:
+            what = "compile: the first step compiles the model"
+            self.line(what)
+        self.waiting(what)
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Show a finished step: its row as it goes to metrics.jsonl."""

@@ -291,7 +291,7 @@ TAKES = "DIR..., --out PAGE.html, --png FOLDER, --watch[=SECONDS], --port N"
     [
         ([], f"plait report needs DIR: plait report {USAGE}"),
         (["nowhere"], f"nowhere is not there; it must be {FITS}"),
-        ([__file__], f"{__file__} is not a folder; it must be {FITS}"),
+        pytest.param([__file__], f"{__file__} is not a folder; it must be {FITS}", id="a file"),
         ([".", "--out=x.pdf"], f"--out is 'x.pdf'; it must be {PAGE}"),
         ([".", "--out=x"], f"--out is 'x'; it must be {PAGE}"),
         (["."], ". holds no run and no sweep: neither config.yaml nor sweep.json is in it or below"),

@@ -14,6 +14,7 @@ from plait_transformers.both_ways import Documents
 from plait_transformers.documents import give_documents
 from plait_transformers.encoders import class_of, first_place, is_encoder
 from plait_transformers.experts import give_sorted
+from plait_transformers.kernels import give_references
 from plait_transformers.lent import give_lent
 from plait_transformers.matrices import give_widths
 from plait_transformers.one_home import give_one_home
@@ -48,6 +49,7 @@ def of_config(
     config = type(config).from_dict({**kept, **dict.fromkeys(noises(config), noise), **unused, "use_cache": False})
     cls, causal = class_of(config), not is_encoder(config)
     config._attn_implementation = attention
+    give_references(cls)
     try:
         model = cls._from_config(config, attn_implementation=attention, experts_implementation="eager")
     except KeyError as error:

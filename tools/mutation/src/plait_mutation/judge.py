@@ -82,8 +82,9 @@ class Copy:
         if done.returncode == 0:
             return None
         failed = FAILED.search(done.stdout)
-        said = f"{done.stdout}\n{done.stderr}".strip().splitlines()
-        return failed[1] if failed else (said or ["pytest said nothing"])[-1][:200]
+        said = f"{done.stdout}\n{done.stderr}".strip().splitlines() or ["pytest said nothing"]
+        errors = [line for line in said if line.startswith("ERROR")]  # where a name is unknown, a line follows
+        return failed[1] if failed else (errors or said)[-1]
 
     def _write(self, path: Path, text: str) -> None:
         """Python takes a file for unchanged if size and second are the same: each text has its own second."""
