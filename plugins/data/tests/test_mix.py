@@ -78,6 +78,7 @@ def test_rows_of_documents_and_of_plain_text_attend_as_they_would_alone(texts):
     nodes = {"a": text(texts, "a"), "b": text(texts, "b", attention="document")}
     made = Mix(sources=nodes, weights={"a": 1, "b": 1})
     made.prepare(lambda line: None)
+    assert (made.attention, mixture(texts, {"a": 1, "b": 1}).attention) == ("document", "across")
     batch = opened(made).take(0)
     assert all(torch.equal(batch.positions[i], torch.arange(T)) for i in range(4) if batch.sources[i] == 0)
     assert opened(mixture(texts, {"a": 1, "b": 1})).take(0).positions is None

@@ -10,6 +10,7 @@ from plait import PlaitError
 from plait.testing import raises_about
 from plait_data.answers import Known, Span, learned
 from plait_data.conversations import of_ends
+from plait_data.forms import faults
 from plait_data.template import Conversation, Template
 
 SPECIAL = ["<|endoftext|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>"]
@@ -232,6 +233,11 @@ def test_content_in_parts_and_without_a_value(tmp_path, print_content):
     whole, _ = texts(template, asked)
     assert whole == "<|tool|>sunny<|end|><|assistant|>sunny<|end|><|user|><|end|><|assistant|>None<|end|>"
     assert texts(template, [says("tool", {"degrees": 20})])[0] == '<|tool|>{"degrees": 20}<|end|>'
+
+
+def test_a_missing_content_shown_as_none_is_a_fault_but_what_somebody_said_is_not():
+    asked = [says("user", None), says("assistant", "None")]
+    assert [faults(asked, text) for text in ("<user><assistant>None", "<user>None<assistant>None")] == [0, 1]
 
 
 def test_half_a_surrogate_pair_is_a_question_mark(tmp_path):

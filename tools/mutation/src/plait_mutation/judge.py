@@ -56,7 +56,7 @@ class Copy:
                 return Verdict(None, count, time.monotonic() - since)
             suspects = [test for test in left if test.name == failed]
             if not suspects and failed != "time" and (why := self._failed(left, "--collect-only")):
-                unknown = {test.name for test in left if why.endswith(f"/{test.name}")}
+                unknown = {test.name for test in left if why.endswith(f"/{test.name.split('[', 1)[0]}")}
                 if not unknown:
                     raise RuntimeError(f"without the mutant: {why}")
                 self.unsound |= unknown
