@@ -9,7 +9,6 @@ from plait import Packed, UnequalParts, transform_param
 from plait.testing import raises_about
 from plait_transformers import attention, branch, called, derived, proof, supposed
 from plait_transformers.build import decoder
-from plait_transformers.proof import facts_of
 from plait_transformers.watch import watching
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -71,7 +70,7 @@ def test_a_language_part_is_built_once_for_its_small_copy(monkeypatch):
 )
 def test_what_does_not_divide_stays_whole(kind, part, why):
     model = built(kind)
-    assert why in facts_of(model.config).whole[part]
+    assert why in model.facts.whole[part]
     inside = {axis for name, axes in model.spec().axes.items() if name.startswith(part) for axis in axes}
     assert inside <= {None, "embed", "experts"}  # experts are divided by another strategy
 
@@ -178,7 +177,7 @@ def test_layers_may_differ_in_the_width_of_heads_but_not_in_key_heads():
     assert (spec.sizes, spec.attention) == ({"heads": 4, "kv_heads": 2}, None)
     keys = {"attention_k_eq_v": True, "per_layer_config": {1: {"head_dim": 16, "num_key_value_heads": 1}}}
     model = built("gemma4_text", **keys)
-    assert facts_of(model.config).whole == {"model.layers.*.self_attn": "its layers differ in the number of key heads"}
+    assert model.facts.whole == {"model.layers.*.self_attn": "its layers differ in the number of key heads"}
     assert not {"heads", "kv_heads"} & {axis for axes in model.spec().axes.values() for axis in axes}
 
 
@@ -218,7 +217,7 @@ def test_attention_that_is_wrong_is_not_used(fault, monkeypatch):
 
     monkeypatch.setattr(attention.Inner, "forward", broken)
     model = built(PLANTED[fault])
-    facts = facts_of(model.config)
+    facts = model.facts
     if fault == "positions":
         assert facts.why_no_documents
         with raises_about("data.attention", "document", "across"), torch.device("meta"):
@@ -231,7 +230,7 @@ def test_attention_that_is_wrong_is_not_used(fault, monkeypatch):
 def test_a_recurrence_is_told_to_strategies():
     """A gated delta rule in one layer, attention in the other; the rule reads the convolution's weight."""
     model = built("olmo_hybrid")
-    facts, spec = facts_of(model.config), model.spec()
+    facts, spec = model.facts, model.spec()
     assert spec.mixers == ("model.layers.*.linear_attn",)
     assert spec.attention == "model.layers.*.self_attn.inner"
     assert facts.why_no_documents == ""
@@ -243,7 +242,7 @@ def test_what_a_block_reads_of_modules_inside_is_told_and_lent():
     """Gemma 3n: in training, a method that is no forward computes with a weight of a module inside."""
     model = built("gemma3n_text")
     owner = "model.layers.*.altup.correction_coefs"
-    assert facts_of(model.config).lent == (("model.layers.*", owner),)
+    assert model.facts.lent == (("model.layers.*", owner),)
     for block in model.model.layers:
         assert block.owners == (block.altup.correction_coefs,)
     seen, inner = list[torch.Tensor](), model.model.layers[1].altup.correction_coefs

@@ -17,7 +17,6 @@ from plait.testing import raises_about
 from plait_transformers import attention, both_ways, proof
 from plait_transformers.build import decoder
 from plait_transformers.encoders import is_encoder
-from plait_transformers.proof import facts_of
 
 KINDS = ("bert", "roberta", "modernbert")
 SLOW = pytest.mark.slow
@@ -131,7 +130,7 @@ def test_attention_and_positions_that_are_wrong_are_not_used(fault, monkeypatch)
         with pytest.raises(Exception, match="cannot train roberta"):
             built("roberta")
         return
-    facts = facts_of(built("modernbert").config)
+    facts = built("modernbert").facts
     assert (facts.how == attention.NAME) == (fault == "documents")
     assert facts.why_no_documents or fault != "documents"
 

@@ -8,7 +8,6 @@ from test_families import check
 from plait import Packed, UnequalParts
 from plait_transformers import mixers
 from plait_transformers.build import decoder
-from plait_transformers.proof import facts_of
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -64,7 +63,7 @@ def test_axes_of_a_mixer(kind, part):
     ],
 )
 def test_what_does_not_divide_stays_whole(kind, part, why):
-    assert why in facts_of(built(kind).config).whole[part]
+    assert why in built(kind).facts.whole[part]
 
 
 @pytest.mark.slow
@@ -80,7 +79,7 @@ def test_a_wrong_order_of_channels_stays_whole(monkeypatch):
     """As if a rank had its share of all channels, not of each part: the halves do not add up."""
     right = mixers._axis
     monkeypatch.setattr(mixers, "_axis", lambda parts: "mixer_heads" if len(parts) > 1 else right(parts))
-    assert "model.layers.*.linear_attn" in facts_of(built("qwen3_next").config).whole
+    assert "model.layers.*.linear_attn" in built("qwen3_next").facts.whole
 
 
 @pytest.mark.parametrize("kind", ["lfm2", pytest.param("qwen3_next", marks=pytest.mark.slow)])

@@ -11,7 +11,6 @@ from test_documents import gradients, in_float64, worst
 from plait import PlaitError
 from plait_testing.widened import Widened
 from plait_transformers.build import decoder
-from plait_transformers.proof import facts_of
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 96, "num_attention_heads": 12, "vocab_size": 80}
 STATES = {**SIZES, "num_key_value_heads": 4, "intermediate_size": 80, "mamba_d_state": 8}
@@ -156,6 +155,6 @@ def test_what_is_divided_at_other_sizes():
 
 def test_a_family_that_changes_its_weights_in_evaluation_computes_there_what_it_trains():
     ours = Sized(kind="weights that evaluation changes").build()
-    assert facts_of(ours.config).as_in_training
+    assert ours.facts.as_in_training
     assert ours.eval().training
     assert not decoder(config=families.keys_of("llama")).eval().training

@@ -72,7 +72,7 @@ def decoder(
     if facts.how != NAME:
         said.append(own_attention(read.model_type, facts))
     model.why_no_documents = facts.why_no_documents
-    model.source, model.kept, model.said = path, read.to_dict(), said
+    model.facts, model.source, model.kept, model.said = facts, path, read.to_dict(), said
     if part is not None:
         model.whole, model.architecture = type(read), class_of_whole(read).__name__
         said.append(what_trains(read.model_type, path, images))
@@ -120,6 +120,7 @@ class PlaitDecoder:
     """Mixed into the class of transformers' model: what Plait asks of a model beside logits."""
 
     config: Any
+    facts: ModelFacts  # of the configuration as it was read: that of the model has other values, for the same family
     source: str | None = None
     architecture: str  # the name of transformers' class, which strategies may change
     kept: dict[str, Any]  # the configuration as it was read, dropout included
@@ -133,7 +134,7 @@ class PlaitDecoder:
     def derived(self) -> dict[str, str]:
         """Pattern -> how what the spec says of it was found, for `plait inspect`."""
         model: Any = self
-        return how_found(fitted(facts_of(self.config), dict(model.named_parameters())))
+        return how_found(fitted(self.facts, dict(model.named_parameters())))
 
     def export_files(self) -> dict[str, str]:
         """What `from_pretrained` needs beside the weights: config.json, and the tokenizer of the folder."""
@@ -146,7 +147,7 @@ class PlaitDecoder:
         read = (self.whole or type(self.config)).from_dict(self.kept)
         if (part := text_part(read)) is not None:
             return parts_in_whole(read, part)
-        return parts_of(read, facts_of(read).how)
+        return parts_of(read, self.facts.how)
 
     def passed_on(self) -> tuple[str, list[str]] | None:
         """The folder, and the names of its tensors that an export has too, and no parameter here."""

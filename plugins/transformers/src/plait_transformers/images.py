@@ -25,7 +25,6 @@ from plait_transformers.build import decoder
 from plait_transformers.language import text_part
 from plait_transformers.one_sentence import one_sentence
 from plait_transformers.processed import as_text, features_of, positions_of, processed, processor_of, with_text_behind
-from plait_transformers.proof import facts_of
 from plait_transformers.soft_tokens import FORMAT, INDEX, TABLES, Images, tower_of
 
 KINDS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
@@ -60,7 +59,7 @@ def write(folder: str, photos: str, out: str, dtype: torch.dtype = torch.float32
         mark = int(processor.image_token_id)
     size, first, longest = part.config.vocab_size, 0, 0
     token = next((found for key in TOKENS if (found := getattr(whole.config, key, None)) is not None), mark)
-    through_inner = facts_of(part.config).how == NAME
+    through_inner = part.facts.how == NAME
     images, tables, acts = dict[str, Any](), dict[str, list[Tensor]](), list[dict[str, Any]]()
     for file in files:
         given = processed(processor, file, dtype)

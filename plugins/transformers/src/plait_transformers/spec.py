@@ -9,14 +9,13 @@ from plait_transformers.balance import Balanced, experts_of
 from plait_transformers.facts import ModelFacts
 from plait_transformers.fitted import fitted, sizes_of
 from plait_transformers.init import patterns, recorded
-from plait_transformers.proof import facts_of
 from plait_transformers.supposed import Axis, name_of
 
 
 def spec_of(model: Any) -> ModelSpec:
     """The spec of `model`, on any device. Raises PlaitError for a family that cannot be trained, saying why."""
     named = dict(model.named_parameters())
-    facts = fitted(facts_of(model.config), named)
+    facts = fitted(model.facts, named)
     axes = {facts.pattern(fqn): _axes(facts, fqn, param.dim()) for fqn, param in named.items()}
     sizes = sizes_of(facts, named, model.config.model_type)
     embedding = model.get_input_embeddings().weight
