@@ -21,7 +21,7 @@ from tests.docs.pages import ROOT
 @pytest.fixture
 def gone(monkeypatch):
     """`plait_gone` is in a package that is missing."""
-    monkeypatch.setattr(absent, "OPTIONS", {"plait-gone": {"data": ("novels",)}})
+    monkeypatch.setattr(absent, "OPTIONS", {"plait-gone": {"data": ("novels", "letters_*")}})
 
 
 def test_a_name_in_an_absent_package_says_which(gone):

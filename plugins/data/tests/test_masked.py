@@ -102,6 +102,11 @@ def test_an_epoch_later_other_tokens_are_hidden_but_in_validation_the_same(token
     assert again.validation(0).tokens.equal(again.validation(1).tokens)
 
 
+def test_whole_words_is_yes_or_no(tokenizer, text):
+    with pytest.raises(TypeError, match="whole_words"):
+        Masked(source=text, tokenizer=tokenizer, whole_words="yes")
+
+
 def test_whole_words_are_hidden_together(tokenizer, text):
     source = Masked(source=text, tokenizer=tokenizer, whole_words=True, rate=0.4, replaced=[1, 0, 0])
     batches = opened(source)

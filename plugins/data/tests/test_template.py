@@ -11,6 +11,7 @@ from plait.testing import raises_about
 from plait_data.answers import Known, Span, learned
 from plait_data.conversations import of_ends
 from plait_data.forms import faults
+from plait_data.marks import SIGNS
 from plait_data.template import Conversation, Template
 
 SPECIAL = ["<|endoftext|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>"]
@@ -238,6 +239,13 @@ def test_content_in_parts_and_without_a_value(tmp_path, print_content):
 def test_a_missing_content_shown_as_none_is_a_fault_but_what_somebody_said_is_not():
     asked = [says("user", None), says("assistant", "None")]
     assert [faults(asked, text) for text in ("<user><assistant>None", "<user>None<assistant>None")] == [0, 1]
+
+
+def test_signs_that_a_conversation_has_are_not_those_of_an_answer(tmp_path):
+    """The signs between which an answer is rendered are a pair of which the text has neither."""
+    template = made(tmp_path, MARKS)
+    asked = [says("user", SIGNS[0][0]), says("assistant", "yes"), says("user", SIGNS[1][1]), says("assistant", "no")]
+    assert texts(template, asked)[1] == "yesno"
 
 
 def test_half_a_surrogate_pair_is_a_question_mark(tmp_path):

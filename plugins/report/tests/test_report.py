@@ -106,6 +106,15 @@ def test_a_mesh_shows_every_rank_once_and_of_a_long_axis_the_ends():
     assert ranks_drawn(16, 2)[-4:] == ["12", "13", "30", "31"]
 
 
+def test_pictures_that_cannot_be_written(plait_project, tmp_path):
+    pytest.importorskip("matplotlib")
+    make_run(tmp_path / "a", steps=1)
+    (tmp_path / "taken").write_text("")
+    done = plait_project("report", "a", "--png=taken")
+    assert (done.code, done.err.splitlines()[-1].partition(":")[0]) == (1, "plait")
+    assert "the pictures taken cannot be written" in done.err
+
+
 def test_pictures(plait_project, tmp_path):
     pytest.importorskip("matplotlib")
     make_run(tmp_path / "a", steps=1)

@@ -82,6 +82,12 @@ def evaluated(path, overrides):
     return evaluate(config, str(found.checkpoint), batch_of(found, check(config, world), whole), whole)
 
 
+@pytest.mark.parametrize(("interval", "then"), [(0, 1), (50, 50)])
+def test_an_evaluation_of_a_run_that_never_validated_validates(interval, then):
+    config = on_held_out(compose(["strategy=[]", f"validation.interval={interval}"]), [])
+    assert config.validation.interval == then
+
+
 @pytest.mark.parametrize("layout", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS])
 def test_every_layout_has_the_loss_of_training(layout, runs, plait_ranks):
     kind, strategy, world = LAYOUTS[layout]
