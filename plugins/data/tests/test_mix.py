@@ -65,6 +65,11 @@ def test_each_source_goes_through_its_own_samples(texts):
     assert batches.passes(240) == {"epoch/a": 160 / alone["a"].epoch, "epoch/b": 80 / alone["b"].epoch}
 
 
+def test_a_damaged_history_is_refused_before_ranks_start(texts):
+    with raises_about("data.history"):
+        mixture(texts, {"a": 1, "b": 1}, history=[[8, {"weights": {"a": 1}}]])
+
+
 def test_ranks_and_batches_change_no_sample(texts):
     made = mixture(texts, {"a": 0.7, "b": 0.3})
     whole = [row for step in range(6) for row in words(opened(made).train(step))]
