@@ -15,6 +15,9 @@ import pytest
 # one order then differ in the last bit of float32. Set before torch is imported, and inherited by the ranks.
 os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 
+# Cases of tests of which others stay quick: two quick tests or more run each of their lines (docs/testing.md).
+REPEATS = frozenset(Path(__file__).with_name("tests").joinpath("repeats.txt").read_text("utf-8").splitlines())
+
 # What a run keeps on its machine for later ones must not reach a test from elsewhere, nor another one's process.
 _CACHE = tempfile.TemporaryDirectory(prefix="plait-cache-")
 os.environ["PLAIT_CACHE"] = _CACHE.name
@@ -44,6 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: Any) -> None:
+    if item.nodeid in REPEATS:
+        item.add_marker(pytest.mark.slow)
     if item.name.startswith("test_composes_with") and _has_a_like(item.cls.strategy, item.callspec.params["other"]):
         item.add_marker(pytest.mark.slow)
     # one pool of ranks, beside tests that start none; one undisturbed run for all who look at it

@@ -3,6 +3,8 @@
 import ast
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -10,6 +12,7 @@ from plait_mutation import forked, page, recorded
 from plait_mutation.draw import ROOT, Mutant, chosen, drawn, mutants
 from plait_mutation.judge import Copy, Verdict
 from plait_mutation.recorded import Recorded, read
+from plait_mutation.repeats import LIST, repeats, write
 from plait_testing.pool import PRELOADED
 
 SOURCE = '''
@@ -159,3 +162,29 @@ def test_the_page(tmp_path, monkeypatch):
     assert "| **in all** | 2 | 1 | 1 | 0 |" in text
     assert "seed 3, commit abc" in text
     assert page.summary([(three, Verdict(None, 1, 1.0))]).endswith("100.0% caught or equivalent")
+
+
+def test_a_case_repeats_others_if_each_of_its_lines_is_run_twice_more():
+    def case(name, seconds, *lines):
+        return Recorded(f"t.py::{name}@ranks", seconds, {"f.py": frozenset(lines)})
+
+    others = [case("test_b", 1, 1, 2), case("test_c", 1, 1, 2, 3)]
+    assert repeats([case("test_a[x]", 9, 1, 2), case("test_a[y]", 8, 1), *others], set()) == ["t.py::test_a[x]"]
+    assert repeats([case("test_a", 9, 1, 2), *others], set()) == []  # there is no other case
+    assert repeats([case("test_a[x]", 9, 1, 3), case("test_a[y]", 8, 1), *others], set()) == ["t.py::test_a[y]"]
+    assert repeats([case("test_a[x]", 0.1, 1), case("test_a[y]", 0.1, 1), *others], set()) == []
+    caught = {"t.py::test_a[x]"}
+    assert repeats([case("test_a[x]", 9, 1, 2), case("test_a[y]", 0.1, 1), *others], caught) == []
+
+
+def test_the_list_of_repeats_only_grows(tmp_path):
+    for found in (["b", "a"], ["c", "a"]):
+        write(tmp_path / "repeats.txt", found)
+    assert (tmp_path / "repeats.txt").read_text() == "a\nb\nc\n"
+
+
+@pytest.mark.slow
+def test_each_of_the_list_is_a_case_of_a_test():
+    collect = [sys.executable, "-m", "pytest", "--collect-only", "-m", "slow"]
+    done = subprocess.run(collect, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {*LIST.read_text(encoding="utf-8").splitlines()} <= {*done.stdout.splitlines()}
