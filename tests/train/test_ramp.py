@@ -121,3 +121,11 @@ def test_what_is_no_ramp(tmp_path, given):
     key, fits = WRONG[given]
     assert caught.value.key == key, caught.value
     assert fits is None or caught.value.fits == fits
+
+
+def test_every_stage_divides_into_the_batches_of_the_ranks():
+    ramp = Ramp.of(Train(global_batch_size=16, ramp=[{"until": 8, "global_batch_size": 6}]), 16)
+    ramp.check(3, 2)
+    with pytest.raises(PlaitError, match=r"must be a multiple of 4 .* on 2 data ranks") as caught:
+        ramp.check(2, 2)
+    assert caught.value.fits == (4, 8, 12, 16)
