@@ -18,3 +18,8 @@ def test_the_global_batch_divides_among_those_that_may_train(most, machines, sam
 def test_the_numbers_that_fit_are_named():
     with raises_about("launch.nnodes", "1:6", (1, 3)):
         check(compose([*ELASTIC, *ROWS, "launch.nnodes=1:6", "train.global_batch_size=6"]))
+
+
+def test_a_global_batch_that_the_ranks_cannot_share_is_refused_before_they_start():
+    with raises_about("train.global_batch_size", 6):
+        check(compose([*ELASTIC[:-1], *ROWS, "train.global_batch_size=6"]), 2)
