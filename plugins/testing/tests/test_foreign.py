@@ -55,10 +55,9 @@ def test_a_wrong_sum_is_told_from_rounding_in_fp8(plait_ranks, dtype):
     assert (wrong.first.cause.kind, wrong.first.cause.axis) == ("divided", "dp"), wrong.text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_missing_sum_is_told_from_rounding(plait_ranks, dtype):
-    bug = BUGS[QUICK]
+    bug = BUGS[UNSUMMED]
     report = compare(comparison(bug.parallelize, bug.mesh, off=FEW, dtype=dtype), plait_ranks)
     assert (report.first.parameter, report.first.cause.kind) == (bug.parameter, bug.kind), report.text()
 
@@ -67,12 +66,10 @@ def test_a_number_is_not_nearer_than_its_own_rounding():
     assert _of_numbers([[1.0], [1.0]], [1.0], "bfloat16") >= torch.finfo(torch.bfloat16).eps
 
 
-QUICK = "a norm is not summed over tensor ranks"
+UNSUMMED = "a norm is not summed over tensor ranks"
 
 
-@pytest.mark.parametrize(
-    "name", [each if each == QUICK else pytest.param(each, marks=pytest.mark.slow) for each in BUGS]
-)
+@pytest.mark.parametrize("name", BUGS)
 def test_a_mistake_is_named(plait_ranks, name):
     bug = BUGS[name]
     off = {key: reason for key, reason in FEW.items() if key != bug.question}
@@ -105,7 +102,6 @@ def test_parts_of_experts_and_of_a_vocabulary_agree(plait_ranks, made):
     assert sum(status == "ok" for status in found(report).values()) >= 8, report.text()
 
 
-@pytest.mark.slow
 def test_where_backward_first_goes_wrong(plait_ranks):
     smoothed = compare(smooths(False), plait_ranks)
     assert (smoothed.backward.module, smoothed.backward.after) == ("", ""), smoothed.text()
@@ -121,7 +117,6 @@ def louder(model, mesh):
     return model
 
 
-@pytest.mark.slow
 def test_where_activations_first_differ(plait_ranks):
     report = compare(comparison(louder, {"tp": 2}, off=FEW), plait_ranks)
     assert (report.forward.module, report.forward.before) == ("blocks.1.down", "blocks.1.up")
@@ -175,7 +170,6 @@ class Flat(nn.Module):
         return self.head(self.tokens(tokens))
 
 
-@pytest.mark.slow
 def test_what_cannot_be_asked_is_said(plait_ranks):
     off = {key: reason for key, reason in FEW.items() if key not in ("recomputation", "frozen")}
     report = compare(comparison(foreign.replicated, {"dp": 2}, build=Flat, off=off), plait_ranks)
@@ -202,7 +196,6 @@ class Normalising(foreign.Tiny):
         return self.batch(super().forward(tokens, positions).transpose(1, 2)).transpose(1, 2)
 
 
-@pytest.mark.slow
 def test_rows_that_change_each_other(plait_ranks):
     report = compare(comparison(foreign.replicated, {"dp": 2}, build=Normalising, off=FEW), plait_ranks)
     assert report.first.cause.kind == "rows mix", report.text()
