@@ -119,7 +119,12 @@ def test_the_tests_of_the_room_come_first_and_others_that_run_the_line_follow():
 
 
 def test_recorded_lines_of_a_test_and_of_what_it_started(tmp_path):
-    rows = [("tests/a.py::t", "passed", 1.0, {"core/plait/a.py": [1]}), ("tests/a.py::u", "failed", 1.0, {})]
+    now, lines = recorded.state_of("tests/a.py::t"), {"core/plait/a.py": [1]}
+    rows = [
+        ("tests/a.py::t", "passed", 1.0, {"core/plait/a.py": [7]}, "before the file was changed"),
+        ("tests/a.py::t", "passed", 1.0, lines, now),
+        ("tests/a.py::u", "failed", 1.0, {}, now),
+    ]
     (tmp_path / "tests-1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "2.json").write_text(json.dumps(["tests/a.py::t", {str(ROOT / "core/plait/a.py"): [2]}]))
     assert read(tmp_path) == [Recorded("tests/a.py::t", 1.0, {"core/plait/a.py": frozenset({1, 2})})]
@@ -166,7 +171,7 @@ def test_the_page(tmp_path, monkeypatch):
 
 def test_a_case_repeats_others_if_each_of_its_lines_is_run_twice_more():
     def case(name, seconds, *lines):
-        return Recorded(f"t.py::{name}@ranks", seconds, {"f.py": frozenset(lines)})
+        return Recorded(f"t.py::{name}", seconds, {"f.py": frozenset(lines)})
 
     others = [case("test_b", 1, 1, 2), case("test_c", 1, 1, 2, 3)]
     assert repeats([case("test_a[x]", 9, 1, 2), case("test_a[y]", 8, 1), *others], set()) == ["t.py::test_a[x]"]

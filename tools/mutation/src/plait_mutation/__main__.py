@@ -2,8 +2,8 @@
 
     python -m plait_mutation [--count 300] [--seed 0] [--jobs 2] [--minutes M] [--file PART] [--again] [--write PAGE]
 
-First it records which tests run which lines, once per state of the source, and then new tests only. Both parts continue
-where a cut one stopped: their results are in the folder `.mutants`.
+First it records which tests run which lines, once per state of the source, and then new and changed tests only. Both
+parts continue where a cut one stopped: their results are in the folder `.mutants`.
 """
 
 import argparse

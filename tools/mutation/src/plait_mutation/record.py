@@ -3,7 +3,7 @@
     PLAIT_LINES=FOLDER python -m pytest -p plait_mutation.record ...
 
 FOLDER gets a line per test in `tests-*.jsonl`, and a file per process that the tests start. What it has is not recorded
-again, so a cut recording can be continued.
+again, so a cut recording can be continued; tests of a file that was changed meanwhile are.
 """
 
 import json
@@ -15,6 +15,8 @@ from typing import Any
 
 import coverage
 import pytest
+
+from plait_mutation.recorded import state_of
 
 ROOT = Path(__file__).parents[4]
 FOLDER = Path(os.environ.get("PLAIT_LINES", ""))
@@ -50,7 +52,8 @@ class Measured:
 class Recorder:
     def __init__(self) -> None:
         self.file = FOLDER / f"tests-{uuid.uuid4()}.jsonl"
-        self.known = {json.loads(line)[0] for file in FOLDER.glob("tests-*.jsonl") for line in file.open()}
+        rows = (json.loads(line) for file in FOLDER.glob("tests-*.jsonl") for line in file.open())
+        self.known = {name for name, *_, of in rows if of == state_of(name)}
         self.now: dict[str, set[int]] = {}
         self.result = ("", 0.0)
         self._inside_ranks()
@@ -70,7 +73,7 @@ class Recorder:
         self._add(lines_of(one))
         lines = {file: sorted(found) for file, found in self.now.items()}
         with self.file.open("a") as file:
-            file.write(json.dumps([name, *self.result, lines]) + "\n")
+            file.write(json.dumps([name, *self.result, lines, state_of(name)]) + "\n")
         return answer
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

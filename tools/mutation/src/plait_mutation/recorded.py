@@ -1,5 +1,7 @@
 """Which tests run which lines, as recorded, and which of them a mutant has to fear."""
 
+import functools
+import hashlib
 import json
 import os
 import subprocess
@@ -32,11 +34,22 @@ class Recorded:
 
 
 def record(folder: Path) -> None:
-    """Run all quick tests, with what they run written into `folder`; those that it has are not run again."""
+    """Run all quick tests, with what they run written into `folder`; those that it has are run again only if their file
+    has changed."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pytest", "-p", "plait_mutation.record", "-n", "2", "--dist", "loadgroup"]
     env = {**os.environ, "PLAIT_LINES": str(folder), "OMP_NUM_THREADS": "1"}
     subprocess.run([*command, "--timeout", "600"], cwd=ROOT, env=env, check=False)
+
+
+@functools.cache
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.exists() else ""
+
+
+def state_of(name: str) -> str:
+    """Of the file of the test `name`: a test that was changed may run other lines."""
+    return _digest(ROOT / name.split("::", 1)[0])
 
 
 def read(folder: Path) -> list[Recorded]:
@@ -48,8 +61,8 @@ def read(folder: Path) -> list[Recorded]:
     tests = []
     for file in sorted(folder.glob("tests-*.jsonl")):
         for line in file.open():
-            name, outcome, seconds, lines = json.loads(line)
-            if outcome == "passed" and not name.startswith(READERS):
+            name, outcome, seconds, lines, of = json.loads(line)
+            if outcome == "passed" and of == state_of(name) and not name.startswith(READERS):
                 files = {*lines, *started[name]}
                 merged = {f: frozenset([*lines.get(f, ()), *started[name].get(f, ())]) for f in files}
                 tests.append(Recorded(name, seconds, merged))

@@ -27,20 +27,11 @@ def repeats(tests: Iterable[recorded.Recorded], catchers: set[str]) -> list[str]
         if test.seconds < DEAR:
             break
         own = [(file, line) for file, lines in test.lines.items() for line in lines]
-        if (
-            cases[_function(test.name)] > 1
-            and _case(test.name) not in catchers
-            and all(runs[at] > OTHERS for at in own)
-        ):
-            found.append(_case(test.name))
+        if cases[_function(test.name)] > 1 and test.name not in catchers and all(runs[at] > OTHERS for at in own):
+            found.append(test.name)
             cases[_function(test.name)] -= 1
             runs.subtract(own)
     return found
-
-
-def _case(name: str) -> str:
-    """Without the group that pytest-xdist adds."""
-    return name.rpartition("@")[0] or name
 
 
 def _function(name: str) -> str:
