@@ -89,8 +89,8 @@ SOURCES = {
     "sure.py": "class Here: pass\ndef made(a: int, b: 'int' = 3, *, c: float | None = None, d: list[str]): pass\n",
     "star.py": "from os.path import *\n",
     "own.py": "def __getattr__(name): return name\n",
-    "pack/__init__.py": "from .inner import Kept as Given\n",
-    "pack/inner.py": "import attrs\n@attrs.define\nclass Kept:\n    size: int\n"
+    "pack/__init__.py": "from .inner import Also, Kept as Given\n",
+    "pack/inner.py": "import attrs\nAlso = 1\n@attrs.define\nclass Kept:\n    size: int\n"
     "    path: str = attrs.field(converter=str)\n    other: 'Any' = None\n    pair: tuple[int, ...] = ()\n",
     "base.py": "class Child(Parent):\n    x: int\nclass Made:\n    def __init__(self, x: bool): pass\n",
     "broken.py": "class (",

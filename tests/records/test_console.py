@@ -18,6 +18,7 @@ import pytest
 
 from plait.records import console as module
 from plait.records.console import SPACE, Console, described, fitted
+from plait.records.terminal import Terminal, cells
 from plait.system.streams import forgiving
 
 
@@ -249,3 +250,10 @@ def test_a_dumb_terminal_gets_plain_lines() -> None:
     shown = on_a_terminal(45, 0.0, TERM="dumb")
     assert "\x1b" not in shown
     assert [line.split()[0] for line in shown.splitlines()] == ["step", "step", "step", "the"]
+
+
+def test_a_text_that_is_cut_fills_its_width() -> None:
+    terminal = Terminal(io.StringIO())
+    shown = {width: terminal.shortened("step 1 of 12", width) for width in (12, 11, 6)}
+    assert {width: cells(text) for width, text in shown.items()} == {width: width for width in shown}
+    assert shown[12] == "step 1 of 12"

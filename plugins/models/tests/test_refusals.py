@@ -23,7 +23,7 @@ mixed = functools.partial(qk_norm, ffn_dim=16)
         (llama3, {"n_kv_heads": 3}, "n_kv_heads", 3, (1, 2, 4)),
         (llama3, {"n_heads": 8, "n_kv_heads": 16}, "n_kv_heads", 16, (2, 4, 8)),
         (llama3, {"dim": 40, "n_heads": 8}, "n_heads", 8, "heads of an even width"),
-        (llama3, {"n_layers": 0}, "n_layers", 0, WHOLE),
+        *((llama3, {key: 0}, key, 0, WHOLE) for key in ("dim", "n_layers", "n_heads", "n_kv_heads", "max_seq_len")),
         (llama3, {"ffn_dim": 2.5}, "ffn_dim", 2.5, WHOLE),
         (llama3, {"vocab_size": "many"}, "vocab_size", "many", WHOLE),
         (llama3, {"max_seq_len": True}, "max_seq_len", True, WHOLE),
