@@ -7,18 +7,17 @@ from safetensors.torch import save_file
 
 from plait.host import build_model, compose, load_model
 from plait.testing import unequal, whole
-
-TINY = ["model=llama3_debug", "model.dim=16", "model.n_layers=1", "model.n_heads=2", "model.n_kv_heads=1"]
+from tests.helpers.commands import SMALL
 
 
 def begun(path: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
     lines = list[str]()
-    config = compose([*TINY, "model.ffn_dim=16", "strategy=[fsdp2]", f"checkpoint.init_from={path}"])
+    config = compose([*SMALL, "strategy=[fsdp2]", f"checkpoint.init_from={path}"])
     return whole(load_model(config, say=lines.append).parts[0]), lines
 
 
 def test_ranks_begin_with_the_weights_of_a_file(plait_ranks, tmp_path):
-    made, _ = build_model(compose([*TINY, "model.ffn_dim=16"]).model)
+    made, _ = build_model(compose(SMALL).model)
     wanted = {fqn: torch.randn(param.shape) for fqn, param in made.named_parameters()}
     save_file(wanted, tmp_path / "a.safetensors")
     for found, lines in plait_ranks.run(begun, tmp_path / "a.safetensors", world=2):

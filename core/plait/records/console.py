@@ -52,10 +52,8 @@ class Console(RunObserver):
         """Print `text` as it is, above the live line if there is one."""
         self._terminal.line(text)
 
-    def waiting(self, what: str) -> None:
-        """Say for how long `what` has been in progress, until the next step: every second on a terminal, else before
-        anybody wonders."""
-        self._end_waiting()
+    def _begin_waiting(self, what: str) -> None:
+        """Until `_end_waiting`, say how long `what` takes so far: every second on a terminal, else less often."""
         done, since = threading.Event(), time.monotonic()
 
         def tell() -> None:
@@ -80,11 +78,11 @@ class Console(RunObserver):
     def start(self, step: int) -> None:
         if step != self.done_before + 1:
             return
-        what = f"step {step}/{self.total}"  # loads kernels, and some are tuned: it may take minutes
+        what = f"step {step}/{self.total}"  # the first one loads kernels and may tune them, for minutes
         if self._compiles:
             what = "compile: the first step compiles the model"
             self.line(what)
-        self.waiting(what)
+        self._begin_waiting(what)
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Show a finished step: its row as it goes to metrics.jsonl."""

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from plait import ModelSpec, PlaitError
+from plait import ModelSpec
 from plait.commands.main import run
 from plait.contract.config import Config
 from plait.host import compose
 from plait_testing.declared import FIRST, LAST, LOSSES, NORMS, OfRun, Rounded, may_be_rounding
 from plait_testing.finding import Finding
-from plait_testing.verify import _fewest, _run, _vocab, plan
+from plait_testing.verify import _run, _vocab, plan
 from tests.helpers.fakes import distribution, forget
 
 pytest.importorskip("plait_tensor_parallel")
@@ -151,15 +151,6 @@ def test_a_model_that_is_declared_right(plait_project, folder):
     assert "ok     initial parameters   all 10 bitwise equal" in done.out
     assert done.out.endswith("\nall agree\n")
     assert left(folder) == ["conf"]
-
-
-@pytest.mark.parametrize(("degrees", "enough", "ranks"), [([-1, 3], 6, 6), ([-1, 3], 12, 12), ([3, 1], 12, 3)])
-def test_ranks_are_added_until_the_views_fit(degrees, enough, ranks):
-    def layout_for(world):
-        if world < enough:
-            raise PlaitError("a view needs more")
-
-    assert _fewest(SimpleNamespace(degrees_for=lambda world: degrees, layout_for=layout_for)) == ranks
 
 
 @pytest.mark.slow

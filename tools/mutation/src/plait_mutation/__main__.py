@@ -1,6 +1,7 @@
 """`make mutants`: plants random single-line bugs, and counts those that the quick tests notice.
 
-    python -m plait_mutation [--count 300] [--seed 0] [--jobs 2] [--minutes M] [--file PART] [--again] [--write PAGE]
+    python -m plait_mutation [--count 300] [--seed 0] [--jobs 2] [--minutes M] [--file PART] [--again] [--repeats]
+                             [--write PAGE]
 
 First it records which tests run which lines, once per state of the source, and then new and changed tests only. Both
 parts continue where a cut one stopped: their results are in the folder `.mutants`.
@@ -20,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from plait_mutation import page, recorded
+from plait_mutation import page, recorded, repeats
 from plait_mutation.draw import ROOT, Mutant, chosen, drawn, sources
 from plait_mutation.judge import Copy, Verdict
 
@@ -35,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no mutant after so long")
     parser.add_argument("--file", default="", help="only mutants of files whose path contains this")
     parser.add_argument("--again", action="store_true", help="survivors too: tests were added since")
+    parser.add_argument("--repeats", action="store_true", help="add cases that only repeat others to tests/repeats.txt")
     parser.add_argument("--write", type=Path, help="write the table to this page")
     options = parser.parse_args(argv)
 
@@ -55,6 +57,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{len(done):4} {mutant.name}, line {mutant.lines[0]}: {said}, {verdict.seconds:.0f} s", flush=True)
     found = [(mutant, done[mutant.name]) for mutant in sample if mutant.name in done]
     print(page.summary(found))
+    if options.repeats:
+        repeats.write(
+            repeats.LIST, repeats.repeats(tests, {verdict.caught for verdict in done.values() if verdict.caught})
+        )
     if options.write:
         page.write(options.write, found, options.seed, _git("rev-parse", "--short", "HEAD"))
     return 0

@@ -1,10 +1,9 @@
-"""Which cases of quick tests repeat others: python -m plait_mutation.repeats, after `make mutants`.
+"""Which cases of quick tests only repeat others.
 
 A case repeats others if another case of the same test stays quick, every line that it runs is run by two other quick
-tests at least, and no mutant was caught by it. Dear ones go into tests/repeats.txt, which makes them slow tests.
+tests at least, and it caught no mutant. The dear ones go into tests/repeats.txt, which makes them slow tests.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -38,19 +37,7 @@ def _function(name: str) -> str:
     return name.partition("[")[0]
 
 
-def main() -> None:
-    folder = max((ROOT / ".mutants").iterdir(), key=lambda each: each.stat().st_mtime)
-    catchers = {json.loads(line)[1] for line in (folder / "verdicts.jsonl").open(encoding="utf-8")}
-    found = repeats(recorded.read(folder), {name for name in catchers if name})
-    write(LIST, found)
-    print(f"{LIST}: {len(found)} more")
-
-
 def write(file: Path, found: Iterable[str]) -> None:
     """Add them to the list; those that it has are slow already, and were not recorded."""
     kept = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     file.write_text("\n".join(sorted({*kept, *found})) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
