@@ -1,7 +1,7 @@
 """The questions of a comparison: how each is run, what its answer is compared with, and how near it must be."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +94,8 @@ def on_ranks(comparison: Comparison, variant: Variant, folder: Path) -> None:
 
 def answers(comparison: Comparison, variant: Variant, one: Ran, ranks: Sequence[Ran], bounds: Bounds) -> list[Answer]:
     """How far the ranks are from one process in a variant."""
-    if ranks[0].unasked:
-        return [Answer(variant.key, skipped=ranks[0].unasked)]
+    if unasked := _first(ran.unasked for ran in ranks):
+        return [Answer(variant.key, skipped=unasked)]
     loss = numbers_apart("", joined(comparison, ranks), numbers(one.losses), bounds.loss)
     gradients = worst([gradients_apart("", ran.gradients, ordered(one), bounds.gradients) for ran in ranks])
     if variant.key != PLAIN:
@@ -107,7 +107,7 @@ def answers(comparison: Comparison, variant: Variant, one: Ran, ranks: Sequence[
         Answer("gradients", gradients),
     ]
     asked = QUESTIONS.keys() - comparison.off.keys()
-    if unclipped := next((ran.unclipped for ran in ranks if ran.unclipped), ""):
+    if unclipped := _first(ran.unclipped for ran in ranks):
         found += [Answer("norm", skipped=unclipped)] * ("norm" in asked)
     elif "norm" in asked:
         norms = worst(
@@ -121,15 +121,20 @@ def answers(comparison: Comparison, variant: Variant, one: Ran, ranks: Sequence[
     if "steps" in asked:
         ways = [gradients_apart("", way(ran, ran.final), way(one, one.final), bounds.way) for ran in ranks]
         found.append(Answer("steps", worst(ways)))
-    if "saved" in asked and ranks[0].unkept:
-        found.append(Answer("saved", skipped=ranks[0].unkept))
-    elif "saved" in asked and (unsaved := next((ran.unsaved for ran in ranks if ran.unsaved), "")):
+    if "saved" in asked and (unkept := _first(ran.unkept for ran in ranks)):
+        found.append(Answer("saved", skipped=unkept))
+    elif "saved" in asked and (unsaved := _first(ran.unsaved for ran in ranks)):
         found.append(Answer("saved", raised=unsaved))
     elif "saved" in asked:
         restored = worst([bitwise("", ran.restored, ran.final) for ran in ranks])
         later = worst([gradients_apart("", way(ran, ran.later), way(one, one.later), bounds.later) for ran in ranks])
         found.append(Answer("saved", later if restored.fine else restored))
     return found
+
+
+def _first(said: Iterable[str]) -> str:
+    """What the first rank says that says something; "" if none does."""
+    return next(filter(None, said), "")
 
 
 def joined(comparison: Comparison, ranks: Sequence[Ran]) -> list[float]:
