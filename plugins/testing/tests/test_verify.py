@@ -1,6 +1,5 @@
 """`plait verify`: a model of the user's own folder passes as it should be, and is told where its spec is wrong."""
 
-import contextlib
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -9,12 +8,11 @@ import pytest
 import torch
 
 from plait import ModelSpec
-from plait.commands.main import run
 from plait.contract.config import Config
 from plait.host import compose
 from plait_testing.declared import FIRST, LAST, LOSSES, NORMS, OfRun, Rounded, may_be_rounding
 from plait_testing.finding import Finding
-from plait_testing.verify import _run, _vocab, plan
+from plait_testing.verify import _vocab, plan
 from tests.helpers.fakes import distribution, forget
 
 pytest.importorskip("plait_tensor_parallel")
@@ -255,42 +253,6 @@ BYTES = SimpleNamespace(vocabulary=257)
 def test_the_tokens_are_those_that_all_tables_know(shapes, given, tokens):
     spec = ModelSpec(axes={"norm.weight": ("embed",), "*.weight": ("vocab", "embed")}, blocks=["blocks.*"])
     assert _vocab(SimpleNamespace(config=Config(model=given), shapes=shapes, source=BYTES), spec) == tokens
-
-
-class Ranks:
-    """A pool that trains nothing, and notes what it was asked and what had been printed into `file` before."""
-
-    def __init__(self, file=None):
-        self.file, self.asked, self.read = file, [], []
-
-    def run(self, task, trial, *_, **__):
-        self.asked.append(trial)
-        self.read += [self.file.read_text()] if self.file else []
-        return [0.0] if len(self.asked) == 1 else [([], {})]
-
-    def close(self):
-        pass
-
-
-def test_each_data_rank_has_samples_of_its_own(monkeypatch):
-    """In the one process too: both train on the same."""
-    pool = Ranks()
-    monkeypatch.setattr("plait_testing.pool.Pool", lambda world: pool)
-    layout = SimpleNamespace(world_size=4, count={"batch": 2, "sequence": 1, "tensor": 2}.get)
-    checked = SimpleNamespace(config=Config(model={"vocab_size": 50}), layout=layout, shapes={}, source=BYTES)
-    assert _run(checked, ModelSpec(axes={}, blocks=["blocks.*"]), False, 2, print) == ([], {})
-    assert [(trial.data_ranks, trial.vocab) for trial in pool.asked] == [(2, 50)] * 2
-
-
-def test_a_reader_knows_the_ranks_and_their_batch_before_they_train(tmp_path, monkeypatch):
-    """The reader of a pipe or a file, which gets nothing that is not flushed: on large models it takes minutes."""
-    pool = Ranks(tmp_path / "out")
-    monkeypatch.setattr("plait_testing.pool.Pool", lambda world: pool)
-    with pool.file.open("w") as out, contextlib.redirect_stdout(out):
-        assert run("verify", ["strategy=[tensor_parallel,fsdp2]", "model.n_layers=1", "train.seq_len=8"]) == 0
-    assert "dp_shard=2 (fsdp2), tp=2 (tensor_parallel)" in pool.read[0]
-    assert "batch   4 samples of 8 random tokens" in pool.read[0]
-    assert pool.read[0].endswith("\n")
 
 
 OWN = """
