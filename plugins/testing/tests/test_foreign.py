@@ -120,6 +120,7 @@ def louder(model, mesh):
 def test_where_activations_first_differ(plait_ranks):
     report = compare(comparison(louder, {"tp": 2}, off=FEW), plait_ranks)
     assert (report.forward.module, report.forward.before) == ("blocks.1.down", "blocks.1.up")
+    assert report.forward.off == pytest.approx(0.5)
     assert found(report)["loss"] == "wrong"
 
 
@@ -176,6 +177,20 @@ def test_what_cannot_be_asked_is_said(plait_ranks):
     assert report.agrees, report.text()
     assert found(report)["recomputation"] == "skipped"
     assert "give recompute=" in report.text()
+
+
+def bent(model, mesh):
+    """Two gradients are wrong, by no factor, and forward is right."""
+    for weight in (model.tokens.weight, model.head.weight):
+        weight.register_hook(lambda grad: grad.sign())
+    return foreign.replicated(model, mesh)
+
+
+def test_the_last_of_two_wrong_gradients_is_where_backward_begins_to_be(plait_ranks):
+    off = {**FEW, "norm": "asked elsewhere", "unequal": "asked elsewhere"}
+    report = compare(comparison(bent, {"dp": 2}, build=Flat, off=off), plait_ranks)
+    assert (report.first.parameter, report.first.last) == ("tokens.weight", "head.weight"), report.text()
+    assert "backward first goes wrong at head.weight" in report.text()
 
 
 class Dropping(foreign.Tiny):

@@ -85,6 +85,10 @@ BUGS = {  # what is wrong: (the test that fails, what stands in the model, what 
         "blocks_are_captured_whole", "x_BTD = x_BTD + self.att",
         "x_BTD = x_BTD if x_BTD.sum() > 0 else 2 * x_BTD\n        x_BTD = x_BTD + self.att", "Data-dependent branching",
     ),
+    "a model that breaks its graph before all else": (
+        "the_whole_model_is_one_graph", "        places = torch.arange",
+        "        print()\n        places = torch.arange", "print",
+    ),
     "a block that knows its number": (
         "blocks_are_captured_whole", "for block in self.blocks:",
         "for i, block in enumerate(self.blocks):\n            block.norm2.eps = i / 1e5",
