@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from families import built
 from test_families import check
+from torch import nn
 
 from plait import Packed, UnequalParts
 from plait_transformers import mixers
 from plait_transformers.build import decoder
+from plait_transformers.watch import watching
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -64,6 +67,38 @@ def test_axes_of_a_mixer(kind, part):
 )
 def test_what_does_not_divide_stays_whole(kind, part, why):
     assert why in built(kind).facts.whole[part]
+
+
+class Norm(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x, other):
+        return F.rms_norm(x, x.shape[-1:], self.weight)
+
+
+class Mixer(nn.Module):
+    """Channels that are computed without each other, but for a norm over all."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.reads, self.writes = nn.Linear(6, 8, bias=False), nn.Linear(8, 6, bias=False)
+        self.conv, self.norm, self.other = nn.Conv1d(8, 8, 2, padding=1, groups=8), Norm(8), other
+
+    def forward(self, x):
+        mixed = self.conv(self.reads(x).transpose(1, 2))[..., :-1].transpose(1, 2)
+        return self.writes(self.norm(mixed, self.other))
+
+
+@pytest.mark.parametrize("other", [None, 1e-5, torch.ones(3), torch.ones(8)], ids=["nothing", "a number", "3", "8"])
+def test_a_norm_over_all_channels_may_get_anything_beside_them(other):
+    model = nn.Sequential(Mixer(other)).double()
+    with watching(model) as watch:
+        model(torch.randn(2, 4, 6, dtype=torch.float64))
+    division = next(mixers.of_mixer("0", model[0], watch.calls["0"], ["0.reads"], "0.writes", watch))
+    assert (division.across, division.units) == ({"0.norm": "mixer_heads"}, 8)
+    assert division.axes["0.conv.weight"] == ("mixer_heads", None, None)
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def _places(cls: Any, said: str) -> dict[str, tuple[str, int]]:
         fill(own)
         seen: dict[int, tuple[str, int]] = {}  # address of a tensor -> the last module that returned it, and its place
         hooks = [m.register_forward_hook(functools.partial(_note, seen, fqn)) for fqn, m in own.named_modules()]
-        result = super(Called, own).forward(input_ids=tokens, output_router_logits=True, use_cache=False)
+        result = super(Called, own).forward(input_ids=tokens, output_router_logits=True)
         for hook in hooks:
             hook.remove()
         logits, numbers = getattr(result, "router_logits", None), experts_of(small)
@@ -92,7 +92,7 @@ def _ours(model: Any, tokens: Tensor) -> Iterable[tuple[str, Tensor]]:
     routers = [module for module in model.modules() if isinstance(module, Balanced)]
     for router in routers:
         router.training = True
-    logits = super(Called, model).forward(input_ids=tokens, use_cache=False).logits
+    logits = super(Called, model).forward(input_ids=tokens).logits
     counts = torch.stack([router.now for router in routers]).sum(0).double()
     for router in routers:
         router.loss_scale.data.copy_(counts / counts.sum() ** 2)
