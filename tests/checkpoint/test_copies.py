@@ -225,12 +225,13 @@ def test_ranks_go_on_from_the_newest_copy_that_all_have(case, plait_ranks, tmp_p
     if (key := json.dumps(strategies)) not in undisturbed:
         undisturbed[key] = plait_ranks.run(run, node, started(tmp_path / "whole"), world=2)[0][2]
     folder = started(tmp_path / "killed")
-    before = plait_ranks.run(run, node, folder, until, world=2)[0][2]
+    none = "checkpoint: there is none to resume; all ranks start over at step 0"
+    _, said, before = plait_ranks.run(run, node, folder, until, world=2)[0]
+    assert none not in said, "nothing was asked to go on"
     start, said, after = plait_ranks.run(run, node, folder, 0, harm, world=2)[0]
     assert start == expected
     from_memory = case not in ("none on a rank", "the disk is newer", "the older on disk is sound")
     assert (f"checkpoint: resumed after step {expected} from memory" in said) == from_memory
-    none = "checkpoint: there is none to resume; all ranks start over at step 0"
     assert (none in said) == (case == "none on a rank")
     spoiled = any("rank 1's was changed after it was written" in line for line in said)
     assert spoiled == (case in ("damaged", "the older in memory is sound", "the older on disk is sound"))

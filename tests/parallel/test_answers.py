@@ -76,6 +76,7 @@ def live():
     return applied
 
 
+RESERVED = "{'a': torch.ones(1), 'replica.a': torch.ones(1)}"
 # hook -> what it must return, and what it returns instead
 WRONG = {
     "parallelize(self, model)": ("a torch module, or None", ["5", "'model'", "[model]", "type(model)"]),
@@ -93,7 +94,7 @@ WRONG = {
     ),
     "checkpoint(self, model)": (
         "a dict of tensors by name",
-        ["5", "{'a': 1}", "{1: torch.ones(1)}", "model", "({}, 5)", "(None, print)", "({}, print, 3)", "[]"],
+        ["5", "{'a': 1}", "{1: torch.ones(1)}", "model", "({}, 5)", "(None, print)", "({}, print, 3)", "[]", RESERVED],
     ),
 }
 

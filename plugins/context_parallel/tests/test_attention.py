@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+import torch
 
 from plait.testing import assert_same
+from plait_context_parallel.ring import Scores
 from plait_testing.parity import apart, worst_gradient
 from plait_testing.trial import Trial, train
 
@@ -153,3 +155,11 @@ def test_compiled_blocks(plait_ranks, method):
     trial = Trial(steps=2, compile="aot_eager", remat="full")
     strategies = {"context_parallel": {"degree": 2, "method": method}, "fsdp2": {}}
     assert_same(plait_ranks.run(train, trial, strategies, world=2, timeout=240), expected)
+
+
+def test_a_mask_of_all_rows_is_that_of_each():
+    q, k, seen = torch.randn(3, 2, 2, 5, 4), torch.randn(3, 2, 5, 4), torch.ones(5, 5, dtype=torch.bool).tril()
+    scores = Scores(1.0, None, None, fused=False)
+    of_all, of_each = (scores.of(q, k, mask, torch.float32) for mask in (seen, seen.expand(3, 1, 5, 5)))
+    assert torch.equal(of_all, of_each)
+    assert torch.equal(of_all.isneginf(), ~seen.expand_as(of_all))

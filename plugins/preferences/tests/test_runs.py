@@ -76,6 +76,7 @@ def test_at_first_nothing_is_preferred_to_the_reference(alone):
     assert abs(rows[0]["rewards/margin"]) < 1e-12
     assert rows[-1]["rewards/margin"] > 1e-3
     assert "val_loss" in rows[1]
+    assert "slowest_rank" not in rows[0], "there is one"
 
 
 LAYOUTS = {
@@ -98,7 +99,8 @@ def test_every_layout_has_the_rows_of_one_process(plait_ranks, home, alone, tmp_
 
 def test_a_resumed_run_has_the_reference_of_its_start(plait_ranks, home, alone, tmp_path):
     """Two steps on two ranks, then the third on one, whose weights have moved by then."""
-    plait_ranks.run(rows_of, config(home, {"fsdp2": {}}, 2, "checkpoint.interval=2", steps=2), tmp_path, world=2)
+    both = config(home, {"fsdp2": {}}, 2, "checkpoint.interval=2", steps=2)
+    assert off(plait_ranks.run(rows_of, both, tmp_path, world=2)[0], alone[:2]) < BOUND
     found = plait_ranks.run(rows_of, config(home, {}, 1), tmp_path, world=1)[0]
     assert [row["step"] for row in found] == [3]
     assert off(found, alone[2:]) < BOUND

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import attrs
 import pytest
 import torch
 import torch.nn.functional as F
@@ -297,11 +298,19 @@ def test_said_before_a_rank_starts():
     from plait.parallel.assembly import assemble_model
     from plait_tensor_parallel import TensorParallel
 
-    with torch.device("meta"):
-        model = Model(Skip)
-    assembly = assemble_model(model, model.spec(), {"tensor_parallel": TensorParallel()}, Config(), 2, "cpu")
-    with pytest.raises(PlaitError, match="writes to the stream undivided"):
-        assembly.layout  # noqa: B018
+    def said(work):
+        """A spec may name each parameter in full."""
+        with torch.device("meta"):
+            model = Model(work)
+        spec = model.spec()
+        spec = attrs.evolve(spec, axes={name: spec.axes_of(name) for name, _ in model.named_parameters()})
+        assembly = assemble_model(model, spec, {"tensor_parallel": TensorParallel()}, Config(), 2, "cpu")
+        with pytest.raises(PlaitError) as caught:
+            assembly.layout  # noqa: B018
+        return str(caught.value)
+
+    assert "writes to the stream undivided" in said(Skip)
+    assert "'blocks.0.work.norm.weight' (ffn,) lies along an axis that" in said(Normed)
 
 
 def test_a_vector_beside_a_matrix_is_not_what_it_reads():

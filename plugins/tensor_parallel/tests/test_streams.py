@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import plait
-from plait import ModelSpec
+from plait import ModelSpec, PlaitError
 from plait.ops import Normal
 from plait.testing import assert_same
 from plait_tensor_parallel import TensorParallel
@@ -162,6 +162,14 @@ def test_a_constant_of_all_positions(plait_ranks):
     says = r"PlaitError: the model's forward fails after 'places', outside branches: The size of tensor a \(8\) must .*"
     with pytest.raises(RankError, match=f"{says}strategy.tensor_parallel.sequence_parallel=false gives"):
         same(plait_ranks, model, {})
+
+    def refused():
+        with pytest.raises(PlaitError) as caught:
+            train(Trial(model), {"tensor_parallel": {}})
+        return caught.value.key, caught.value.value, caught.value.fits
+
+    key = "strategy.tensor_parallel.sequence_parallel"
+    assert plait_ranks.run(refused, world=2) == [(key, True, (False,))] * 2
 
 
 def test_other_errors_stay_as_they_are(plait_ranks):

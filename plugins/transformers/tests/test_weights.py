@@ -30,6 +30,7 @@ def saved(path, kind, **more):
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
     config = AutoConfig.for_model(**{**keys_of(kind), **more})
+    config = type(config).from_dict(config.to_dict())  # as read from a file: dbrx derives a width from the others there
     model = (AutoModelForMaskedLM if is_encoder(config) else AutoModelForCausalLM).from_config(config)
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.is_floating_point():
