@@ -14,6 +14,7 @@ import torch.multiprocessing
 from omegaconf import OmegaConf
 
 from plait import Cluster
+from plait.host import compose
 from plait_plan import calibrate
 from plait_plan.calibrate import DTYPES, LEAST, MOST, OF_A_CPU, SENDS, Measured, Sizes, links
 from plait_plan.commands.calibrate import measured, written
@@ -44,6 +45,14 @@ def test_the_file_is_a_cluster() -> None:
     assert cluster.achieved.products == [0.75, 1.0]
     assert cluster.achieved.memory == [0.667, 1.0]
     assert cluster.inside.bandwidth == pytest.approx(1e11, rel=0.01)
+
+
+def test_the_file_of_a_cpu_has_the_kind_of_machine_that_is_shipped() -> None:
+    """All ranks of the machine share one kind of link, no device is asked for its name, and sizes are not rounded."""
+    found = Measured("CPU", 8e9, 1e9, (3e9, 2e9), {"float32": (4e9, 3e9)}, 5e-6, _made(1e9, 1e-5, 2))
+    own = Cluster.of(OmegaConf.to_container(OmegaConf.create(written(found, "cpu", 2))))
+    shipped = Cluster.of(compose(["cluster=cpu"]).cluster)
+    assert (own.node, own.granularity, own.devices) == (shipped.node, shipped.granularity, shipped.devices)
 
 
 def _calls(slow: float, on_last: float = 0.0) -> int:
@@ -88,6 +97,34 @@ def test_the_sizes_of_the_device_are_measured_unless_others_are_given(
 
     monkeypatch.setattr(torch.multiprocessing, "spawn", ranks)
     assert measured("cpu", 2, given) == found
+
+
+def test_a_rank_measures_itself_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "WINDOW", 0.0)
+    threads = torch.get_num_threads()
+    try:
+        calibrate.measure(0, 1, "cpu", str(tmp_path), Sizes(2**12, (8, 16), (2**10,)))
+    finally:
+        torch.set_num_threads(threads)
+    assert not dist.is_initialized()
+    found = Measured(**torch.load(tmp_path / "measured", weights_only=True))
+    assert found.name == "CPU"
+    assert found.sends == []  # to nobody
+    assert set(found.products) == set(DTYPES)
+    assert all(high >= low > 0 for high, low in (found.bandwidth, *found.products.values()))
+    assert found.memory > found.held > 0
+    assert found.launch > 0
+
+
+def _sent() -> list[float]:
+    """Seconds of each kind of collective; ranks that share one element get one each."""
+    with mock.patch.object(calibrate, "WINDOW", 0.0):
+        return [calibrate._send("cpu", kind, size) for kind in SENDS for size in (4, 2**10)]
+
+
+def test_ranks_send_in_every_way(plait_ranks: Pool) -> None:
+    for seconds in plait_ranks.run(_sent, world=2):
+        assert min(seconds) > 0
 
 
 @pytest.mark.slow
