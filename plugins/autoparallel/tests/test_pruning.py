@@ -1,12 +1,17 @@
 """What is left out of a search, and what is read from disk, changes no plan."""
 
+import math
 import signal
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import attrs
+import numpy as np
 import pytest
 
-from plait import Cluster, planning
+from plait import Cluster, MeshAxis, planning
+from plait.contract.axes import join_axes
 from plait.host import compose
 from plait.parallel.assembly import assemble
 from plait_autoparallel.bounds import Bounds, by_core
@@ -17,6 +22,7 @@ from plait_autoparallel.solve import traced as with_modes
 from plait_autoparallel.watch import Watch
 from plait_plan.memo import Memo
 from plait_plan.pricing import pieces, traces
+from plait_plan.tracing.recorder import Operator
 
 SMALL = ("model.n_layers=2", "model.dim=32", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=64")
 COMMON = ("strategy=[]", "cluster=cpu", "train.seq_len=64", "train.local_batch_size=2", "launch.device=cpu")
@@ -113,6 +119,31 @@ def test_what_all_data_ranks_exchange_is_known_whatever_a_strategy_calls_their_a
         own.learn({i: traced[i]})
         said.append([one.least for j in chosen for one in own.candidates(j)])
     assert said[0] == pytest.approx(said[1], rel=1e-3)
+
+
+def test_a_core_knows_what_ranks_of_another_layout_exchange_by_the_names_that_their_axes_have_there():
+    """All that split the batch. Axes that split sequences or tensors keep their names."""
+
+    def layout(axes):
+        rest = [MeshAxis("cp", 3, "sequence"), MeshAxis("tp", 2)]
+        given = [*(MeshAxis(name, degree, "batch") for name, degree in axes.items()), *rest]
+        return join_axes([("made", given)], math.prod(axis.degree for axis in given))
+
+    def names_in(here):
+        return own._here(SimpleNamespace(core="core", pieces=layout(here)))[1]
+
+    sends = [Operator("forward", 0, "", "c10d::op", 0, 0, "", "all_reduce", axis, 8, batch=8) for axis in
+             ("dp_replicate*dp_shard", "dp_shard", "cp", "tp", "dp_replicate*dp_shard*tp")]  # fmt: skip
+    given, sizes, levels = layout({"dp_replicate": 2, "dp_shard": 4}), np.ones((5, 3)), np.ones((5, 9))
+    traced = pieces.Pieces(given, [], {}, [], sends, sizes, sizes, levels, levels, {}, ())
+    layouts: Any = [SimpleNamespace(core="core")]
+    own = Bounds(layouts, None, None, None)
+    own.learn({0: [traced]})
+    rest = ["cp", "dp_replicate*dp_shard*tp", "dp_shard", "tp"]
+    assert names_in({"zero": 8}) == sorted(["zero", *rest])
+    apart = sorted(["dp_replicate*dp_shard", *rest])
+    assert names_in({"dp_replicate": 4, "dp_shard": 2}) == apart
+    assert names_in({"zero": 4}) == apart  # too few ranks
 
 
 CASES = [
