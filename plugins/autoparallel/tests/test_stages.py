@@ -8,7 +8,7 @@ import attrs
 import pytest
 import yaml
 
-from plait import REMAT, Cluster, planning
+from plait import REMAT, Cluster, PlaitError, planning
 from plait.host import check, compose
 from plait.parallel.assembly import assemble
 from plait.testing import raises_about
@@ -164,3 +164,79 @@ def test_stages_recompute_only_as_every_block_may():
     segments = [SimpleNamespace(ways=dict.fromkeys(ways)) for ways in (REMAT, ("none", "full"), ("full",))]
     assert list(stages._modes(SimpleNamespace(segments=segments[:2]))) == ["none", "full"]
     assert list(stages._modes(SimpleNamespace(segments=segments))) == ["full"]
+
+
+def estimates(monkeypatch, best=None, modes=("none",), **figures):
+    """A search among candidates, if a rank has 100 bytes: (names of those that fit, (name, bytes) of those that do not,
+    names of those that were planned, what it says, all that it found).
+
+    figures: name -> (estimated seconds, estimated bytes, planned bytes, or None if its strategies do not go together).
+    Full recomputation takes a second more, and half of the estimated bytes. best: seconds of a whole model.
+    """
+    asked = []
+
+    def one(name):
+        composition = SimpleNamespace(layout=None, strategies=name)
+        candidate = SimpleNamespace(composition=composition, rows=1, order=lambda: name)
+        segments = [SimpleNamespace(ways=dict.fromkeys(modes), blocks=["layers.0"], kind=0)]
+        return SimpleNamespace(
+            candidate=candidate, pieces=[None], price=name, segments=segments, least=figures[name][0]
+        )
+
+    def stage_total(price, plan, kinds, mode, *_):
+        seconds, peak, _ = figures[price]
+        return SimpleNamespace(seconds=seconds + (mode == "full"), peak=peak / (2 if mode == "full" else 1))
+
+    def planned_stages(name, *_):
+        asked.append(name)
+        if figures[name][2] is None:
+            raise PlaitError("they do not go together")
+        return SimpleNamespace(seconds=figures[name][0], peak=figures[name][2], peaks=[figures[name][2]], bubble=0.5)
+
+    monkeypatch.setattr(planning, "stage_total", stage_total)
+    monkeypatch.setattr(planning, "planned_stages", planned_stages)
+    monkeypatch.setattr(stages, "config_under", lambda run, decision, blocks: decision.strategies)
+    monkeypatch.setattr(stages, "described", lambda candidate: candidate.composition.strategies)
+    said: list[str] = []
+    run: Any = SimpleNamespace(world_size=2, say=said.append)
+    answers: Any = SimpleNamespace(of=lambda candidate: "plan", shares=lambda *_: [1.0])
+    whole: Any = best and SimpleNamespace(mix=SimpleNamespace(total=SimpleNamespace(seconds=best)))
+    found = stages.search(run, answers, [one(name) for name in figures], None, 100, 8, whole)
+    fit = [scored.candidate.composition.strategies for scored in found.fit]
+    return fit, [(short.candidate.composition.strategies, short.needs) for short in found.short], asked, said, found
+
+
+def test_the_fastest_estimates_are_planned_until_two_fit(monkeypatch):
+    fit, short, asked, _, found = estimates(monkeypatch, a=(1.0, 50, 60), b=(2.0, 50, 60), c=(3.0, 50, 60))
+    assert (fit, short, asked) == (["a", "b"], [], ["a", "b"])
+    assert (found.estimated, found.lost) == (3, float("inf"))
+
+
+def test_a_plan_that_needs_more_than_its_estimate_leaves_out_estimates_as_tight(monkeypatch):
+    """And one that needs too much by its estimate is not planned: the others are bound by memory."""
+    given = {"a": (1.0, 120, 120), "b": (2.0, 80, 160), "c": (3.0, 60, 70), "d": (4.0, 40, None), "e": (5.0, 50, 60)}
+    fit, short, asked, said, found = estimates(monkeypatch, **given)
+    assert (fit, asked) == (["e"], ["b", "d", "e"])
+    assert short == [("a", 120), ("b", 160)]
+    assert said == ["autoparallel: d is left out: they do not go together"]
+    assert found.lost == 1.0
+    assert found.estimated == 4
+
+
+def test_no_estimate_is_planned_that_is_slower_than_a_whole_model(monkeypatch):
+    """By more than it may be wrong."""
+    fit, _, asked, _, found = estimates(monkeypatch, best=1.0, a=(1.09, 50, 60), b=(1.11, 50, 60))
+    assert (fit, asked, found.estimated) == (["a"], ["a"], 1)
+
+
+def test_few_estimates_are_planned_if_none_fits(monkeypatch):
+    given = {name: (place, 90 / 2**place, 101) for place, name in enumerate("abcdefgh")}
+    _, short, asked, _, found = estimates(monkeypatch, **given)
+    assert found.estimated == 8
+    assert len(asked) == len(short) == 5
+
+
+def test_all_blocks_recompute_if_memory_takes_that(monkeypatch):
+    fit, short, _, _, found = estimates(monkeypatch, modes=("none", "full"), a=(1.0, 150, 80), b=(3.0, 60, 70))
+    assert (fit, short, found.lost) == (["a", "b"], [], 1.0)
+    assert [(one.mix.modes, one.mix.bound) for one in found.fit] == [(("full",), True), (("none",), False)]
