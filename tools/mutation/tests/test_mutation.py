@@ -2,13 +2,16 @@
 
 import ast
 import json
+import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from plait_mutation import forked, page, recorded
+from plait.contract import names
+from plait_mutation import forked, page, record, recorded
 from plait_mutation.draw import ROOT, Mutant, chosen, drawn, mutants
 from plait_mutation.judge import Copy, Verdict
 from plait_mutation.recorded import Recorded, read
@@ -128,6 +131,38 @@ def test_recorded_lines_of_a_test_and_of_what_it_started(tmp_path):
     (tmp_path / "tests-1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "2.json").write_text(json.dumps(["tests/a.py::t", {str(ROOT / "core/plait/a.py"): [2]}]))
     assert read(tmp_path) == [Recorded("tests/a.py::t", 1.0, {"core/plait/a.py": frozenset({1, 2})})]
+
+
+FORKS = """
+import os
+from plait.contract.names import check_name
+if (pid := os.fork()) == 0:
+    os.environ["PLAIT_TEST"] = "tests/a.py::u"
+    check_name("a", "run.name")
+    os._exit(0)
+os.waitpid(pid, 0)
+"""
+
+
+def test_a_fork_that_leaves_by_os_exit_is_recorded_for_the_test_of_its_own_time(tmp_path):
+    inject = Path(record.__file__).with_name("inject")
+    env = {"PLAIT_LINES": str(tmp_path), "PLAIT_TEST": "tests/a.py::t", "PYTHONPATH": str(inject)}
+    env["PLAIT_SOURCES"] = os.pathsep.join(record.SOURCES)
+    subprocess.run([sys.executable, "-c", FORKS], env={**os.environ, **env}, check=True)
+    found = dict(json.loads(file.read_text()) for file in tmp_path.glob("*.json"))
+    own, forked = (set(found[f"tests/a.py::{test}"][names.__file__]) for test in "tu")
+    assert own < forked
+
+
+def test_of_what_fails_on_a_rank_the_lines_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "FOLDER", tmp_path)
+    monkeypatch.setenv("PLAIT_TEST", "tests/a.py::t")
+    function = record.Measured(lambda: names.check_name("a/b", "run.name"))
+    with pytest.raises(ValueError):
+        function()
+    assert "PLAIT_TEST" not in os.environ, "the process itself is of no test"
+    ((test, lines),) = (json.loads(file.read_text()) for file in tmp_path.glob("*.json"))
+    assert (test, [*lines]) == ("tests/a.py::t", ["core/plait/contract/names.py"])
 
 
 TESTS = """

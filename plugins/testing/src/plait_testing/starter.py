@@ -22,7 +22,7 @@ from typing import IO, Any, NoReturn
 from plait_testing.warm import be_plait, dies_with_parent, import_all
 
 PROGRAM = "import sys; sys.path[:0] = sys.argv[2:]; from {} import serve; serve(int(sys.argv[1]))"
-READ_AT_THE_START = ("LD_PRELOAD", "PLAIT_LINES", "TORCH_LOGS")  # of a process: a fork is too late for them
+READ_AT_THE_START = ("LD_PRELOAD", "TORCH_LOGS")  # of a process: a fork is too late for them
 
 
 @functools.cache

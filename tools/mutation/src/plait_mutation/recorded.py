@@ -57,7 +57,7 @@ def read(folder: Path) -> list[Recorded]:
     for file in folder.glob("*.json"):
         name, lines = json.loads(file.read_text())
         for path, found in lines.items():
-            started[name][Path(path).relative_to(ROOT).as_posix()].update(found)
+            started[name][(ROOT / path).relative_to(ROOT).as_posix()].update(found)
     tests = []
     for file in sorted(folder.glob("tests-*.jsonl")):
         for line in file.open():

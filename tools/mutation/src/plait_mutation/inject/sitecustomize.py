@@ -1,26 +1,37 @@
-"""In every process that a recorded test starts: which lines it runs, written down when it ends."""
+"""In every process that a recorded test starts, and in its forks: which lines it runs, written down when it ends."""
 
 import atexit
+import contextlib
 import json
 import os
-import sys
 import uuid
+from typing import NoReturn
 
-FOLDER, TEST = os.environ.get("PLAIT_LINES"), os.environ.get("PLAIT_TEST")
+FOLDER = os.environ.get("PLAIT_LINES")
 
-if FOLDER and TEST and "multiprocessing" not in " ".join(sys.orig_argv):
+if FOLDER and os.environ.get("PLAIT_TEST"):
     import coverage
 
     measured = coverage.Coverage(
         data_file=None, config_file=False, include=os.environ["PLAIT_SOURCES"].split(os.pathsep)
     )
+    written, leave = set[int](), os._exit  # the processes that have done so; forks have this set, too
 
     @atexit.register
     def write() -> None:
-        measured.stop()
-        data = measured.get_data()
-        lines = {file: data.lines(file) for file in data.measured_files()}
-        with open(f"{FOLDER}/{uuid.uuid4()}.json", "w") as file:
-            json.dump([TEST, lines], file)
+        test = os.environ.get("PLAIT_TEST")  # of now: tests share the process of which some are forks
+        if test and os.getpid() not in written:
+            written.add(os.getpid())
+            measured.stop()
+            data = measured.get_data()
+            lines = {file: data.lines(file) for file in data.measured_files()}
+            with open(f"{FOLDER}/{uuid.uuid4()}.json", "w") as file:
+                json.dump([test, lines], file)
 
+    def written_and_left(status: int) -> NoReturn:
+        with contextlib.suppress(Exception):
+            write()
+        leave(status)
+
+    os._exit = written_and_left
     measured.start()
