@@ -14,6 +14,7 @@ from plait_testing.foreign.runs import Ran, Variant
 
 NOTHING: Any = None
 TP = Comparison(build=NOTHING, parallelize=NOTHING, batch=NOTHING, mesh={"tp": 2})
+DP = attrs.evolve(TP, mesh={"dp": 2})
 WEIGHT = {"weight": torch.ones(2, dtype=torch.float64)}
 MOVED = {"weight": torch.zeros(2, dtype=torch.float64)}
 RIGHT = Ran(
@@ -70,25 +71,50 @@ def test_what_is_wrong_on_one_rank_is_wrong(what, wrong, rank):
     assert {key for key, (said, _) in status(Variant(PLAIN), ranks).items() if said == "wrong"} == wrong
 
 
-def activations(*ranks):
+def test_a_wrong_loss_is_told_where_only_it_is_wrong():
+    louder = attrs.evolve(RIGHT, losses=[1.5], norms=[3.0])
+    assert status(Variant(PLAIN), [louder, louder])["norm"] == ("wrong", "")
+    (answer,) = answers(TP, Variant("unequal"), RIGHT, [louder, louder], Bounds())
+    assert (answer.key, answer.status) == ("unequal", "wrong")
+    assert answer.finding.at.startswith("the loss, ")
+    bent = attrs.evolve(louder, gradients={"weight": WEIGHT["weight"] / 2})
+    (answer,) = answers(TP, Variant("unequal"), RIGHT, [louder, bent], Bounds())
+    assert answer.finding.at == "weight"
+
+
+UP = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+DOWN = 2 * UP
+
+
+def activations(*ranks, of=TP):
     """The first of them that are not those of one process; `up` is right on all ranks."""
-    up, down = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), torch.full((4, 6), 2.0)
-    outputs = [{"up": up, "down": each} for each in ranks]
-    return first_apart(TP, {"up": up, "down": down}, {"up": "Linear", "down": "Linear"}, outputs, 1e-9)
+    ups = UP.chunk(2) if of is DP else (UP, UP)
+    outputs = [{"up": up, "down": each} for up, each in zip(ups, ranks, strict=True)]
+    return first_apart(of, {"up": UP, "down": DOWN}, {"up": "Linear", "down": "Linear"}, outputs, 1e-6)
 
 
 def test_where_outputs_differ_and_how_far():
-    right = torch.full((4, 6), 2.0)
-    assert activations(right, right) is None
-    assert activations(right / 4, 3 * right / 4) is None  # summands
-    assert activations(*right.chunk(2, -1)) is None
-    assert activations(right, 1.5 * right) == Diverged("down", "Linear", "up", 1, 0.5)
-    assert activations(0 * right, 0 * right) == Diverged("down", "Linear", "up", 0, 1.0)
+    left, right = DOWN.chunk(2, -1)
+    assert activations(DOWN, DOWN) is None
+    assert activations(DOWN / 4, 3 * DOWN / 4) is None  # summands
+    assert activations(left, right) is None
+    assert activations(left, left).before == "up"
+    assert activations(0 * DOWN, 0 * DOWN) == Diverged("down", "Linear", "up", 0, 1.0)
+    louder = activations(DOWN, 1.5 * DOWN)
+    assert (louder.module, louder.before, louder.rank) == ("down", "up", 1)
+    assert louder.off == pytest.approx(0.5)
+
+
+def test_each_data_rank_has_its_rows():
+    first, second = DOWN.chunk(2)
+    assert activations(first, second, of=DP) is None
+    assert activations(first, first, of=DP).rank == 1
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_outputs_of_other_shapes_say_nothing(rank):
+@pytest.mark.parametrize("other", [0 * DOWN, DOWN.chunk(2, -1)[0]], ids=["whole", "a part"])
+def test_outputs_of_other_shapes_say_nothing(rank, other):
     """Of one rank, such as one that pads: nothing says what is wrong."""
-    ranks = [torch.zeros(4, 6), torch.zeros(4, 6)]
+    ranks = [other, other]
     ranks[rank] = torch.zeros(5, 6)
     assert activations(*ranks) is None
