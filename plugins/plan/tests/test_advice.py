@@ -7,10 +7,10 @@ from typing import Any
 import attrs
 import pytest
 
-from plait.host import compose
+from plait.host import check, compose
 from plait_plan import advice
 from plait_plan.advice import Advice, advise
-from plait_plan.engine import plan
+from plait_plan.engine import plan, plannable
 from plait_plan.job import Request, key_of
 from plait_plan.values import Plan
 
@@ -18,6 +18,7 @@ TINY = [
     *("cluster=h100", "model.dim=128", "model.n_layers=2", "model.n_heads=2", "model.n_kv_heads=1"),
     *("model.ffn_dim=256", "train.seq_len=64", "train.local_batch_size=8", "validation.interval=0"),
 ]
+FSDP2 = "strategy.fsdp2"
 STRONGEST = ["remat.mode=full", "train.local_batch_size=1", "precision.param=bfloat16"]
 
 
@@ -94,6 +95,28 @@ def test_options_of_a_strategy_go_with_it(listed: str, left: list[str]) -> None:
     given = Request(["strategy=[zero]", "++strategy.zero.stage=1", "strategy.zero_more.x=1", "train.steps=2"])
     assert given.changed({"strategy": listed}).overrides == [*left, "train.steps=2", f"strategy={listed}"]
     assert given.changed({"train.steps": 3}).overrides == [*given.overrides[:3], "train.steps=3"]
+
+
+@pytest.mark.parametrize(
+    ("world", "run", "first", "more"),
+    [
+        (1, ["strategy=[]"], {"strategy": "[fsdp2]"}, None),
+        (4, ["strategy=[ddp]"], {"strategy": "[fsdp2]"}, "[tensor_parallel,ddp]"),
+        (4, ["strategy=[fsdp2]", f"{FSDP2}.replicate=2"], {f"{FSDP2}.replicate": 1}, "[tensor_parallel,fsdp2]"),
+        (4, ["strategy=[fsdp2]", f"{FSDP2}.shard=4"], {f"{FSDP2}.shard": -1}, "[tensor_parallel,fsdp2]"),
+        (2, ["strategy=[tensor_parallel]"], {"strategy": "[tensor_parallel,fsdp2]"}, None),
+    ],
+)  # fmt: skip
+def test_a_run_may_share_more_by_its_own_strategies_and_by_others(
+    world: int, run: list[str], first: dict[str, Any], more: str | None
+) -> None:
+    """In place of copies first; then beside what it has, by as many ranks as there are key-value heads to divide."""
+    config = plannable(compose([*TINY, "model.n_heads=4", "model.n_kv_heads=4", *run]), [])
+    found = advice._shardings(config, check(config, world))
+    assert found[0] == [first]
+    beside = [[(c["strategy"], c["strategy.tensor_parallel.degree"]) for c in changes]
+              for changes in found if "strategy.tensor_parallel.degree" in changes[0]]  # fmt: skip
+    assert beside == ([[(more, 2), (more, 4)]] if more else [])
 
 
 @pytest.mark.slow
