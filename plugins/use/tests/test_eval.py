@@ -2,13 +2,15 @@
 
 import json
 import math
+import re
+import tempfile
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from plait import PlaitError, apply
-from plait.host import RunFolder, build_model, build_source, check, compose, fit, load
+from plait.host import Outcome, RunFolder, build_model, build_source, check, compose, fit, load
 from plait_use.evaluate import batch_of, evaluate, on_held_out, once, takes_all
 from plait_use.trained import find
 
@@ -146,6 +148,17 @@ def test_what_is_printed(runs, plait_project, monkeypatch):
     assert [each[0] for each in figures] == ["rising", "falling"]
     loss = row["val_loss"]
     assert last == ["all", f"{loss:.4f}", f"{math.exp(loss):.4g}", "1,024"]
+
+
+def test_how_ranks_end_is_how_it_ends(runs, plait_project, monkeypatch, tmp_path):
+    monkeypatch.chdir(runs)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the log of what failed stays
+    stopped = plait_project("eval", "dense", ranks=lambda *_: Outcome("stopped", "asked to", signal=15))
+    assert stopped.code == 128 + 15
+    failed = plait_project("eval", "dense", ranks=lambda *_: Outcome("failed", "made to fail", rank=1))
+    assert failed.code == 1
+    assert re.search(r"plait: made to fail \(rank 1; its log: .+/rank-1\.log\)$", failed.err.strip())
+    assert len([*tmp_path.iterdir()]) == 1
 
 
 REFUSED = {

@@ -91,6 +91,40 @@ def test_a_text_ends_at_its_end(plait_ranks):
     assert short == whole[: whole.index(whole[1]) + 1] != whole
 
 
+def test_typed_prompts_are_answered_by_all_ranks_as_given_ones(plait_ranks):
+    """A prompt of two lines, one that has no room, which is said, and a second one; then the terminal's end."""
+    lines = ["def f\\", "(x):", "x" * 64, "class A"]
+
+    def typed(texts):
+        shown, keys = [], iter(lines)
+
+        def line():
+            if (said := next(keys, None)) is None:
+                raise EOFError
+            return said
+
+        def show(*words, end="\n", flush):
+            shown.append("".join(map(str, words)) + end)
+
+        with mock.patch("builtins.input", line), mock.patch("builtins.print", show):
+            new = write(compose([*DENSE, *SMALL, "strategy=[tensor_parallel]"]), None, texts, False, TOKENS, GREEDY)
+        return new, "".join(shown)
+
+    (typed_first, said), (typed_second, nothing) = plait_ranks.run(typed, None, world=2)
+    given, text = plait_ranks.run(typed, ["def f\n(x):", "class A"], world=2)[0]
+    assert typed_first == typed_second == given
+    assert nothing == ""
+    head, *rest = said.split("> ")
+    assert head == "Type a prompt; a line that ends with \\ goes on in the next; Ctrl-D ends.\n"
+    assert rest[0].startswith(". "), "the second line of the first prompt"
+    assert (
+        rest[1] == "the prompt has 64 tokens, and train.seq_len=64 leaves no room for more: shorten it, or raise "
+        "train.seq_len\n"
+    )
+    assert [rest[0].removeprefix(". "), rest[2]] == text.replace("def f\n(x):", "").split("class A")
+    assert rest[3] == "\n"
+
+
 def test_a_full_conversation_forgets_its_beginning(monkeypatch, capsys):
     monkeypatch.setattr("plait_use.writing.dist.get_rank", lambda: 0)
     source = mock.Mock(prompted=lambda messages: [ord(each) for one in messages for each in one["content"]])
