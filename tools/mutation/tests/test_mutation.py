@@ -108,17 +108,20 @@ def mutant_of(file, line, **more):
 
 def test_the_tests_of_the_room_come_first_and_others_that_run_the_line_follow():
     loss = "core/plait/parallel/loss.py"
-    near, far, slow, other, shared = (
+    near, far, slow, other, shared, beside = (
         Recorded("tests/parallel/test_loss.py::a", 5.0, {loss: frozenset({7})}),
         Recorded("tests/launch/test_x.py::b", 0.1, {loss: frozenset({7, 8})}),
         Recorded("tests/launch/test_x.py::c", 400.0, {loss: frozenset({7})}),
         Recorded("tests/parallel/test_loss.py::d", 0.1, {loss: frozenset({9})}),
         Recorded("tests/data/test_y.py::e", 0.1, {}),
+        Recorded("tests/parallel/test_z.py::f", 0.05, {}),
     )
     assert recorded.tests_for(mutant_of(loss, 7), [far, near, slow, other, shared]) == [other, near, far]
     assert recorded.tests_for(mutant_of(loss, 99), [near, far]) == []
     assert recorded.tests_for(mutant_of(loss, 99, imported=True), [near, far]) == [near]
-    assert recorded.tests_for(mutant_of(loss, 7, imported=True), [near, far, other]) == [other, near, far]
+    assert recorded.tests_for(mutant_of(loss, 7, imported=True), [near, far, other, beside]) == [
+        *(other, near, beside, far)
+    ]
 
 
 def test_recorded_lines_of_a_test_and_of_what_it_started(tmp_path):
