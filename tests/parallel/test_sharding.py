@@ -7,9 +7,19 @@ import attrs
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from plait import MeshAxis, distribute_params, divisors, own_chunk, shard_dim, valid_degree
+from plait import (
+    MeshAxis,
+    PlaitError,
+    distribute_params,
+    divisors,
+    own_chunk,
+    shard_dim,
+    shard_of_parts,
+    valid_degree,
+)
 from plait.contract.axes import join_axes
 from plait.parallel.mesh import Mesh
 from plait.parallel.simulated import simulated
@@ -90,6 +100,19 @@ def test_a_dim_that_is_divided_already_is_left():
         mesh = Mesh(join_axes([("test", [MeshAxis("ep", 2)])], 2), "cpu")["ep"]
         param = DTensor.from_local(torch.zeros(2, 4, 4), mesh, [Shard(1)], run_check=False)
         assert shard_dim(param, 4) == 2
+
+
+def test_rows_of_which_any_axis_has_shares_of_parts_are_left():
+    def divided(shape, *placements):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        return shard_dim(DTensor.from_local(torch.zeros(shape), mesh, placements, run_check=False), 4)
+
+    with simulated(4):
+        assert divided((4, 8), Shard(0), Shard(0)) == 0
+        assert divided((4, 8), shard_of_parts(0, 2), Shard(0)) == 1
+        assert divided((4, 8), Shard(0), shard_of_parts(0, 2)) == 1
+        with pytest.raises(PlaitError, match=r"shape \(16, 3\) holds 2 parts.* no other dim that 4"):
+            divided((4, 3), shard_of_parts(0, 2), Shard(0))
 
 
 def test_degrees():

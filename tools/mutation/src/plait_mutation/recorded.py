@@ -72,13 +72,14 @@ def read(folder: Path) -> list[Recorded]:
 def tests_for(mutant: Mutant, tests: Iterable[Recorded]) -> list[Recorded]:
     """Those that run its statement, the likeliest to fail first: of the room, then the quickest.
 
-    What only importing runs is recorded for the first test of a process at most, and methods that attrs writes have no
-    lines: then all tests of the file's room, first those that run something else of the file.
+    What only importing runs is recorded for the first test of a process at most, methods that attrs writes have no
+    lines, and no record says what a process runs that is killed: then all tests of the file's room, first those that
+    run something else of the file.
     """
     tests = list(tests)
     wanted = range(mutant.lines[0], mutant.lines[1] + 1)
     direct = [t for t in tests if not t.lines.get(mutant.file, frozenset()).isdisjoint(wanted)]
-    if mutant.imported:
+    if mutant.imported or not direct:
         others = (t for t in tests if t not in direct)
         direct += [t for t in others if t.file.startswith(_room(mutant.file))]
     names, files = {t.name for t in direct}, {t.file for t in direct}
