@@ -60,6 +60,7 @@ def test_a_given_template_is_the_only_one(mine, tmp_path):
     found = files_of({"tokenizer": str(folder), "template": str(tmp_path / "t.jinja")})
     assert found["chat_template.jinja"] == "new ｜"
     assert json.loads(found["tokenizer_config.json"]) == config
+    assert found["tokenizer_config.json"].startswith('{\n  "'), "a key a line, as transformers writes it"
 
 
 def test_generation_stops_at_what_ends_an_answer(mine, tmp_path):
