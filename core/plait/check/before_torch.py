@@ -23,8 +23,8 @@ from plait.system.writable import could_be_written
 
 
 def check_before_torch(config: Config, folder: Path) -> None:
-    """Raises PlaitError for a target that cannot be imported, an option without a value or of another type, files that
-    do not exist, and what does not go together. Imports no torch, unless the data source does.
+    """Raises PlaitError for a target that cannot be imported, an option of a plugin without a value or of another
+    type, files that do not exist, and what does not go together. Imports no torch, unless the data source does.
 
     config: as asked for, before strategies configure it. folder: the run's, which may not exist yet.
     """

@@ -41,7 +41,7 @@ class Defaults:
         for i, each in enumerate(inputs):
             scaled = loss(i, parts[0](*each))
             if torch.is_grad_enabled():
-                scaled.backward()  # here strategies' hooks sum gradients over ranks: after it they are complete
+                scaled.backward()  # what strategies gave to autograd sums gradients over ranks: they are complete now
             del scaled
         return True
 

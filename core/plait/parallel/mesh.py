@@ -107,10 +107,10 @@ class Mesh(contract.Mesh):
         """The mesh of the ranks over which the gradient of `param` is summed. Until a strategy shards it, all of them
         hold the same values of it.
 
-        The mesh has one flat dim. If the axis `outer` (by its dense name) has more than one rank, the mesh has two
-        dims: `outer`, then all other axes. Axes of one rank are left out, unless nothing else is left. None: no axis
-        sums gradients. All of this is read off the mesh that the parameter lives on, so a strategy that sums gradients
-        need not know which strategy sharded the parameter.
+        The mesh has one flat dim. If the axis `outer` (by its dense name) has more than one rank and is not alone, the
+        mesh has two dims: `outer`, then all other axes. Axes of one rank are left out, unless nothing else is left.
+        None: no axis sums gradients. All of this is read off the mesh that the parameter lives on, so a strategy that
+        sums gradients need not know which strategy sharded the parameter.
         """
         return self._data(self.view_of(param), outer)
 

@@ -120,7 +120,7 @@ class Trainer:
 
     @property
     def step(self) -> int:
-        """How many steps are done."""
+        """How many steps are done; `train_step` takes one."""
         return self.applied.steps
 
     def fit(self) -> str:
@@ -222,7 +222,7 @@ class Trainer:
         self.samples += taken[0]
         self.tokens += taken[0] * train.seq_len
         seconds = self._laps.end()
-        self.stopped_by = next(iter(signals), None)
+        self.stopped_by = next(iter(signals), None)  # filled, as `_ending` is, when the step waited for the count
         if self._ending and self.step < train.steps:
             self.ended_by = next(filter(None, on_all_ranks(lambda: self.run.ending, dist.group.WORLD)))
         facts, columns = self.batches.ramp.told(self._facts, taken, self.run.spec) if train.ramp else (self._facts, {})

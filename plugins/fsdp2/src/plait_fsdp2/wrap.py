@@ -90,7 +90,7 @@ def _parameters(modules: Iterable[nn.Module]) -> set[nn.Parameter]:
 def _shard(modules: list[nn.Module], mesh: DeviceMesh, reshard: bool, common: dict[str, Any]) -> None:
     """Several modules are one group: gathered when the first of them runs, freed after the last. Their backward
     reduce-scatters gradients over the last dim of `mesh` and then, if it has two, sums over the first, for every
-    micro-batch."""
+    micro-batch. Nobody else sums them: fsdp2 claims "gradient_sum", which one strategy may."""
     ranks, rank = mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
     with OwnChunk(ranks, rank):
         fully_shard(
