@@ -48,7 +48,7 @@ class Applied:
     whole: what is known of the model, if the parts of this rank are not all of it.
     steps: taken so far, those before a checkpoint too.
     own_optimizer: what `optimizer` returned, if a strategy made it.
-    observers: of the run, by name, whose `state` checkpoints hold too. Moments of a step are told to `step`'s observer.
+    observers: of the run, by name, whose `state` checkpoints hold too. `step` tells its moments to its own observer.
     """
 
     parts: list[nn.Module]

@@ -80,7 +80,7 @@ class Validations:
         self.end: str | None = None
 
     def due(self, step: int) -> bool:
-        """Whether the run validates after `step`. What the validation before gained is forgotten."""
+        """Whether the run validates after `step`. Resets `gained`."""
         self.gained = False
         return bool(self.conf.interval) and (step % self.conf.interval == 0 or step == self.trainer.config.train.steps)
 

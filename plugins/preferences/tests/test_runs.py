@@ -76,7 +76,7 @@ def test_at_first_nothing_is_preferred_to_the_reference(alone):
     assert abs(rows[0]["rewards/margin"]) < 1e-12
     assert rows[-1]["rewards/margin"] > 1e-3
     assert "val_loss" in rows[1]
-    assert "slowest_rank" not in rows[0], "there is one"
+    assert "slowest_rank" not in rows[0], "of one rank none is the slowest"
 
 
 LAYOUTS = {

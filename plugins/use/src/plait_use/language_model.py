@@ -123,5 +123,5 @@ def answered(
     model = LanguageModel(load_model(config, checkpoint), build_source(config.data), config.train.seq_len)
     options = {"num_fewshot": shots, "limit": limit, "log_samples": False, "bootstrap_iters": 1000}
     done = simple_evaluate(model, tasks=list(tasks), task_manager=tasks_of(folder), **options)
-    rows = done["results"] if done else {}  # which lm-eval returns on the first rank alone
+    rows = done["results"] if done else {}  # lm-eval returns None on ranks after its first; here each is one
     return {name: {k: v for k, v in row.items() if isinstance(v, int | float)} for name, row in rows.items()}

@@ -15,11 +15,11 @@ if FOLDER and os.environ.get("PLAIT_TEST"):
     measured = coverage.Coverage(
         data_file=None, config_file=False, include=os.environ["PLAIT_SOURCES"].split(os.pathsep)
     )
-    written, leave = set[int](), os._exit  # the processes that have done so; forks have this set, too
+    written, leave = set[int](), os._exit  # written: ids of the processes that have; a fork gets a copy
 
     @atexit.register
     def write() -> None:
-        test = os.environ.get("PLAIT_TEST")  # of now: tests share the process of which some are forks
+        test = os.environ.get("PLAIT_TEST")  # as it is now: forks of one process serve many tests
         if test and os.getpid() not in written:
             written.add(os.getpid())
             measured.stop()
